@@ -1,0 +1,7760 @@
+/* kvc.h 0.1.0
+   Runs decoder-only transformer language models on a CPU, inside your program. One file, C99 or
+   C++, needs libc, libm and threads. MIT licence, at the end of this file.
+
+   Do this in one C or C++ file of the program, and include the header plainly in the others:
+
+       #define KVC_IMPLEMENTATION
+       #include "kvc.h"
+
+   QUICK START
+   Opens a model, reads a prompt in one prefill, then writes a hundred tokens, one decode each. A
+   zeroed desc means the defaults: one thread, the best kernels, a cache for the model's context,
+   the likeliest token. In C++ zero the descs and set their fields one by one.
+
+       #define KVC_IMPLEMENTATION
+       #include "kvc.h"
+       #include <stdio.h>
+
+       int main(void)
+       {
+           kvc_model *model; kvc_cache *cache; kvc_seq *seq; kvc_ctx *ctx; kvc_sampler *sampler;
+           kvc_error err; kvc_text_stream stream = {0}; kvc_token token, prompt[64];
+           const float *logits; char text[256]; size_t n; int i;
+           if (kvc_model_open(&model, &(kvc_model_desc){.path = "model.gguf"}, &err) ||
+               kvc_cache_new(&cache, &(kvc_cache_desc){.model = model}, &err) ||
+               kvc_seq_open(&seq, cache, &err) ||
+               kvc_ctx_new(&ctx, &(kvc_ctx_desc){.model = model}, &err) ||
+               kvc_sampler_new(&sampler, &(kvc_sampler_desc){.model = model}, &err) ||
+               kvc_tokenize(model, "Once upon a time", 16, KVC_TEXT_SPECIAL_ADD, prompt, 64, &n,
+                   NULL, &err) ||
+               kvc_prefill(ctx, seq, prompt, n, &logits, &err))
+               return printf("%s: %s\n", err.where, err.message), 1;
+           for (i = 0; i < 100; i++) {
+               if (kvc_sampler_sample(sampler, logits, &token, &err)) break;
+               if (kvc_token_is_end(model, token)) break;
+               if (kvc_text_push(model, &stream, token, text, sizeof text, &n, &err)) break;
+               fwrite(text, 1, n, stdout);
+               if (kvc_decode(ctx, seq, token, &logits, &err)) break;
+           }
+           kvc_sampler_free(sampler); kvc_ctx_free(ctx);
+           kvc_cache_free(cache); kvc_model_close(model);
+           return 0;
+       }
+
+   Build with cc -O2 main.c -lm -pthread; the vector kernels need no compiler flags.
+
+   CONTENTS (search for the tag)
+       >>config  Compile-time switches
+       >>api  Everything a host calls
+       >>platform  The compiler, the processor and the operating system
+       >>core  Errors, memory, bytes, scalar arithmetic
+       >>threads  A crew of sleeping threads
+       >>formats  How tensors are stored
+       >>dispatch  One set of kernels, compiled once per instruction set
+       >>gguf  The reader of GGUF files
+       >>unicode  UTF-8 and character classes
+       >>tokenizer  Text to token ids and back
+       >>model  Hyper-parameters, architectures, weights
+       >>kv  Pages, the ring, sequences
+       >>forward  The transformer as a plan of operations
+       >>step  Walking the plan; contexts, prefill, decode
+       >>sampler  From logits to one token
+       >>public  The API's functions
+       >>kernels  What is compiled once per instruction set
+
+   SWITCHES (define to 1 before every inclusion, the same in all files)
+       KVC_STATIC        all functions are static; copies of the library can live side by side
+       KVC_NO_THREADS    makes no thread and takes no lock; the host lets one thread in at a time
+       KVC_NO_FILES      no file system; models come from buffers
+       KVC_NO_SIMD       only the plain C kernels: the same bits, less code, slow
+       KVC_USE_CBLAS     adds KVC_GEMM_CBLAS; link OpenBLAS or another cblas
+   Strings: KVC_HEADER_FILENAME, the name of a renamed copy, since the header includes itself;
+   default
+   "kvc.h". KVC_API, the linkage of the functions.
+
+   CONCEPTS
+   A decoder-only transformer reads tokens from left to right. Each layer makes of a token a
+   query, a key and a value; the query looks at the keys and values of the token itself and of
+   those before it. Keys and values depend on nothing that comes later. So they are computed once,
+   kept in memory that was reserved beforehand, and found again by position. The query is used
+   once and thrown away.
+
+       token      an id of the model's vocabulary; text is tokenized into ids and put together again
+       position   the index of a token in its sequence, from 0
+       model      weights, hyper-parameters, vocabulary; does not change once open
+       page       K and V of page_size consecutive positions, for all layers; the unit of sharing
+       cache      all pages, reserved at creation; serves every sequence and context of one model
+       sequence   a conversation or document: references to its pages and the next position
+       context    a worker: scratch memory, its threads, the cursor of the running step
+       step       one pass over the weights for a number of rows
+       row        one token at one position of one sequence, inside a step
+       prefill    a step over many known tokens; bound by arithmetic
+       decode     a step over one new token; bound by reading the weights and the cache
+       logits     one number for each token of the vocabulary: how likely it is to come next
+       sampler    turns logits into a token
+
+   A fork is a second sequence with the same past: it shares the pages until one of the two
+   writes. A roll-back forgets the latest positions. Both cost next to nothing.
+
+   ERRORS
+   Functions that can fail return kvc_result, 0 for success, and fill a kvc_error (which may be
+   NULL) with the code, a sentence and the key, tensor or argument at fault. A call that fails has
+   changed nothing: a sequence keeps its position, a full cache keeps its pages. When a sequence
+   has reached n_ctx or the pages are used up, the step is refused with KVC_ERROR_FULL; nothing is
+   ever cut off silently. The library never prints, never ends the program and keeps no global
+   state. Pointers that are not NULL are trusted: a freed object or too small an array cannot be
+   detected.
+
+   MEMORY
+   Model, cache, context and sampler get their memory when they are made, from the host's
+   allocator or from malloc; cache, context and sampler are one block each, whose size can be
+   asked for beforehand and which the host may bring itself. After that no step, sampler or
+   sequence function allocates; kvc_tokenize does for unusual text unless it is given work memory.
+   Weights are used in place, in the file's mapping or the host's buffer. A mapped file must not
+   be changed or cut while it is open: the operating system answers a read past its new end with a
+   signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes per token =
+   layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v), head_dim_v
+   rounded up to 16. kvc_cache_query tells both.
+
+   THREADS
+   A model may be used by any number of threads. A cache locks itself: sequences of one cache may
+   be opened, computed and closed by different threads at once, each with its own context. A
+   sequence, a context, a sampler and a text stream are used by one thread at a time. A context
+   with n_threads of 0 or 1 makes no thread. With more, its threads sleep between steps; within a
+   step a thread that finds nothing to do spins for some microseconds, then yields, then sleeps.
+   Kernels run in the standard floating-point mode and put the host's mode back.
+
+   NUMBERS
+   N1  The bits of every K, V and logit depend on the weights, the token ids, their positions and
+   the KV
+       types, and on nothing else: not on how a prompt was cut, n_batch, page_size, the number of
+       threads, who else is computed, forks, roll-backs.
+   N2  The built-in kernels give the same bits on every instruction set, compiler and system. Each
+   sum
+       has one order, written beside the kernel; multiplications and additions are fused where the
+       kernel says so and nowhere else; exp, sin, cos and pow are the header's own.
+   Prefills with KVC_GEMM_CBLAS keep neither promise: the order of cblas's sums depends on the
+   number of rows, the library and the machine. They are close: logits differ by no more than
+   float rounding explains. Repeating the same calls on the same machine gives the same bits if
+   the cblas in use does.
+   32-bit x86 without SSE2 arithmetic (-msse2 -mfpmath=sse) keeps N1 but not N2. -ffast-math is
+   refused.
+
+   WHAT IT DOES NOT DO
+   No training, no GPU, no text generation loop of its own: the host decides when a token is
+   computed. No big-endian machines. No downloads. Architectures: llama and qwen2, without
+   experts. Formats: GGUF versions 2 and 3 with tensors in F32, F16, BF16, Q8_0, Q4_0. Files of
+   other kinds are refused by name.
+*/
+#ifndef KVC__PASS
+
+/* ------------------------------------------------------------------------------------------------
+   >>config  Compile-time switches
+   One block; each switch may be set to 1 before the header is included. The manual lists them.
+   ---------------------------------------------------------------------------------------------- */
+#ifndef KVC_H
+#define KVC_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define KVC_VERSION_MAJOR 0
+#define KVC_VERSION_MINOR 1
+#define KVC_VERSION_PATCH 0
+#define KVC_VERSION_STRING "0.1.0"
+/* One comparable number: 0xMMmmpp. */
+#define KVC_VERSION 0x000100
+
+#ifndef KVC_STATIC       /* 1: every function is static; several copies can live in one program */
+#define KVC_STATIC 0
+#endif
+#ifndef KVC_NO_THREADS   /* 1: no thread is ever made and no lock taken; the host serializes */
+#define KVC_NO_THREADS 0
+#endif
+#ifndef KVC_NO_FILES     /* 1: no file system; models come from buffers */
+#define KVC_NO_FILES 0
+#endif
+#ifndef KVC_NO_SIMD      /* 1: only the plain C kernels; saves code, loses most speed, same bits */
+#define KVC_NO_SIMD 0
+#endif
+#ifndef KVC_USE_CBLAS    /* 1: KVC_GEMM_CBLAS becomes available; link OpenBLAS or another cblas */
+#define KVC_USE_CBLAS 0
+#endif
+
+#ifndef KVC_API
+#if KVC_STATIC
+#define KVC_API static
+#else
+#define KVC_API extern
+#endif
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+   >>api  Everything a host calls
+   Constructors take (out, desc, err): on success *out is the new object, on failure it is NULL and
+   nothing is left behind. Every desc is zero-initialised by the host ( = {0} ); a zero field means
+   the default written beside it. `err` may be NULL everywhere.
+   ---------------------------------------------------------------------------------------------- */
+
+/* ---- results and errors ---- */
+
+/* One list gives the enum, the texts and the tests. */
+#define KVC__RESULTS(X) \
+    X(KVC_OK,                0, "no error") \
+    X(KVC_ERROR_ARGUMENT,    1, "an argument is out of its range") \
+    X(KVC_ERROR_MEMORY,      2, "no memory from the allocator, or the given block is too small") \
+    X(KVC_ERROR_FILE,        3, "the file cannot be opened, read or mapped") \
+    X(KVC_ERROR_FORMAT,      4, "the file is damaged or contradicts itself") \
+    X(KVC_ERROR_UNSUPPORTED, 5, "valid, but not supported by this build or version") \
+    X(KVC_ERROR_FULL,        6, "no free page or no free position; nothing was changed") \
+    X(KVC_ERROR_SPACE,       7, "the output buffer is too small; the needed size is returned") \
+    X(KVC_ERROR_NUMERIC,     8, "no finite logit to choose from") \
+    X(KVC_ERROR_THREAD,      9, "a thread or lock could not be made") \
+    X(KVC_ERROR_CANCELLED,  10, "a callback asked to stop")
+
+typedef enum kvc_result {
+#define KVC__ENUM(name, value, text) name = value,
+    KVC__RESULTS(KVC__ENUM)
+#undef KVC__ENUM
+    KVC_RESULT_COUNT
+} kvc_result;
+
+/* What went wrong, for a person and for a program. Filled only when a call fails. All text is
+   zero-terminated ASCII or bytes copied from the file with unprintable ones replaced by '?'. */
+typedef struct kvc_error {
+    kvc_result code;
+    char where[96];      /* the metadata key, tensor or argument at fault; "" if none */
+    char message[160];   /* one sentence, without a final period */
+    uint64_t position;   /* byte offset in the file where that helps, else 0 */
+} kvc_error;
+
+/* A static English text for a result, never NULL. Any thread. */
+KVC_API const char *kvc_result_text(kvc_result result);
+
+/* KVC_VERSION of the implementation that is linked. Any thread. */
+KVC_API unsigned kvc_version(void);
+
+/* ---- hooks ---- */
+
+/* The host's memory. Both functions or neither (zeroed: malloc and free). `align` is a power of
+   two, at most 64. `free` gets the size that was asked for. They are called by constructors,
+   destructors and where a function says so; never during a step, while sampling or on a worker
+   thread. */
+typedef struct kvc_allocator {
+    void *(*alloc)(size_t size, size_t align, void *user);
+    void (*free)(void *ptr, size_t size, void *user);
+    void *user;
+} kvc_allocator;
+
+/* A block of the host's own memory: aligned to 64 bytes where an object is built in it. */
+typedef struct kvc_memory {
+    void *ptr;
+    size_t size;         /* bytes */
+} kvc_memory;
+
+/* ---- metadata ---- */
+
+/* Value types of GGUF metadata, with the numbers of the file format (ggml docs, gguf.md). */
+typedef enum kvc_meta_type {
+    KVC_META_U8 = 0, KVC_META_I8 = 1, KVC_META_U16 = 2, KVC_META_I16 = 3, KVC_META_U32 = 4,
+    KVC_META_I32 = 5, KVC_META_F32 = 6, KVC_META_BOOL = 7, KVC_META_STRING = 8, KVC_META_ARRAY = 9,
+    KVC_META_U64 = 10, KVC_META_I64 = 11, KVC_META_F64 = 12
+} kvc_meta_type;
+
+/* One metadata value. Pointers lead into the file's bytes and live as long as the model. */
+typedef struct kvc_meta {
+    const char *key;            /* not zero-terminated */
+    size_t key_size;
+    kvc_meta_type type;
+    kvc_meta_type item_type;    /* of an array; arrays of arrays are refused at load */
+    uint64_t n_items;           /* of an array, else 1 */
+    const void *data;           /* the value as in the file, little-endian, perhaps unaligned;
+                                   a string's bytes (not zero-terminated); an array's first item */
+    size_t data_size;           /* bytes at data */
+} kvc_meta;
+
+/* ---- model ---- */
+
+typedef int32_t kvc_token;      /* a token id, 0 <= id < n_vocab; KVC_NO_TOKEN is none */
+#define KVC_NO_TOKEN (-1)
+
+typedef struct kvc_model kvc_model;
+
+typedef struct kvc_model_desc {
+    uint32_t start_canary;      /* 0; catches a desc that was not zeroed */
+    const char *path;           /* UTF-8 path of a GGUF file, mapped read-only; or NULL and data */
+    const void *data;           /* or a GGUF image in memory; used in place, never copied or
+                                   written: it must outlive the model. Any alignment. */
+    size_t data_size;           /* bytes at data */
+    kvc_allocator allocator;    /* zeroed: malloc and free. Also used by every object made from this
+                                   model whose own allocator is zeroed. */
+    /* Called by kvc_model_open from its thread with the fraction done, which never falls and ends
+       at 1. Return 0 to stop: the call then gives KVC_ERROR_CANCELLED. NULL: not called. */
+    int (*progress)(float fraction, void *user);
+    /* One line about something odd but harmless in the file. NULL: silent. */
+    void (*log)(const char *text, void *user);
+    void *user;                 /* for progress and log */
+    uint32_t end_canary;        /* 0 */
+} kvc_model_desc;
+
+/* Opens and checks a model. Weights stay where they are (the mapping or the host's buffer); small
+   tensors and tables are copied. Errors: FILE, FORMAT, UNSUPPORTED (architecture, tensor type),
+   MEMORY, ARGUMENT, CANCELLED; err names the key, tensor or argument. */
+KVC_API kvc_result kvc_model_open(kvc_model **out, const kvc_model_desc *desc, kvc_error *err);
+
+/* Frees the model; NULL is allowed. Everything made from it must be freed before. */
+KVC_API void kvc_model_close(kvc_model *model);
+
+typedef struct kvc_model_info {
+    char architecture[32];      /* general.architecture */
+    char name[96];              /* general.name, cut to fit; "" if absent */
+    uint32_t n_layers;
+    uint32_t n_embd;            /* width of the residual stream */
+    uint32_t n_heads;           /* query heads */
+    uint32_t n_kv_heads;        /* key and value heads; n_heads / n_kv_heads queries share one */
+    uint32_t head_dim;          /* of one query or key head */
+    uint32_t head_dim_v;        /* of one value head */
+    uint32_t n_ff;              /* width of the feed-forward layer */
+    uint32_t n_vocab;           /* columns of the logits; ids at or above n_tokens are padding */
+    uint32_t n_tokens;          /* entries of the vocabulary */
+    uint32_t n_ctx_train;       /* positions the model was trained for; longer is allowed */
+    uint32_t rope_dim;          /* rotated dimensions of a head */
+    uint32_t window;            /* attention window in positions, 0: none */
+    uint64_t n_params;          /* elements of all tensors */
+    uint64_t weights_size;      /* bytes of all tensors as stored */
+    size_t memory_size;         /* bytes the model took from the allocator */
+    kvc_token bos, eos, eot;    /* KVC_NO_TOKEN where the file names none */
+    int add_bos, add_eos;       /* whether kvc_tokenize adds them when asked for
+                                   KVC_TEXT_SPECIAL_ADD */
+    int has_tokenizer;          /* 0: only token ids can be used; tokenizer functions fail */
+} kvc_model_info;
+
+/* Fills *info. Any thread. */
+KVC_API void kvc_model_query(const kvc_model *model, kvc_model_info *info);
+
+/* Number of metadata entries, and entry i (KVC_ERROR_ARGUMENT if i is past the end). Any thread. */
+KVC_API size_t kvc_model_meta_count(const kvc_model *model);
+KVC_API kvc_result kvc_model_meta_at(const kvc_model *model, size_t i, kvc_meta *out);
+
+/* The entry with this zero-terminated key; 0 and *out zeroed if there is none, else 1. Any
+   thread. */
+KVC_API int kvc_model_meta_find(const kvc_model *model, const char *key, kvc_meta *out);
+
+/* Item i of an array as a value of its own (key is the array's). Time: constant for numbers, O(i)
+   for strings. KVC_ERROR_ARGUMENT if `array` is no array or i is past the end. Any thread. */
+KVC_API kvc_result kvc_meta_item(const kvc_meta *array, uint64_t i, kvc_meta *out);
+
+/* The value as a number; a boolean is 0 or 1. Returns 0 (and *out = 0) for strings and arrays. */
+KVC_API int kvc_meta_number(const kvc_meta *meta, double *out);
+
+/* ---- text ---- */
+
+enum {                          /* flags of kvc_tokenize */
+    KVC_TEXT_SPECIAL_ADD = 1,   /* add BOS in front and EOS behind where the model's metadata says
+                                   so */
+    KVC_TEXT_SPECIAL_PARSE = 2  /* control tokens written out in the text ("<|eot|>") become their
+                                   id; leave it out for text of users: they then stay plain text */
+};
+
+/* Text to token ids. `text` is bytes, any bytes: what the vocabulary cannot spell falls back to
+   byte tokens, or to the unknown token. *n_tokens gets the number of ids; if it is more than
+   `tokens_cap`, KVC_ERROR_SPACE, *n_tokens is the number needed and no id was written past the
+   cap. tokens may be NULL if tokens_cap is 0. Text longer than 2^30 bytes: KVC_ERROR_ARGUMENT.
+   `work` (NULL, or at least kvc_tokenize_work_size bytes): used for stretches of text that the
+   vocabulary offers no place to cut, a few hundred bytes and more; without it such a stretch
+   makes one alloc and free of the model's allocator. Errors: UNSUPPORTED if the model has no
+   tokenizer that this version knows, or no token for a part of the text and no unknown token either
+   (err names the key), MEMORY. Any thread. */
+KVC_API kvc_result kvc_tokenize(const kvc_model *model, const char *text, size_t text_size,
+    unsigned flags, kvc_token *tokens, size_t tokens_cap, size_t *n_tokens,
+    const kvc_memory *work, kvc_error *err);
+
+/* Bytes of work memory with which no text of text_size bytes makes kvc_tokenize allocate. */
+KVC_API size_t kvc_tokenize_work_size(const kvc_model *model, size_t text_size);
+
+typedef enum kvc_token_kind {   /* numbers of the file format (tokenizer.ggml.token_type) */
+    KVC_TOKEN_NORMAL = 1, KVC_TOKEN_UNKNOWN = 2, KVC_TOKEN_CONTROL = 3, KVC_TOKEN_USER = 4,
+    KVC_TOKEN_UNUSED = 5, KVC_TOKEN_BYTE = 6
+} kvc_token_kind;
+
+/* The vocabulary's own spelling of a token (with its marks for spaces and bytes), not
+   zero-terminated, alive as long as the model. NULL and *size = 0 for an id without an entry.
+   kind may be NULL. */
+KVC_API const char *kvc_token_spelling(const kvc_model *model, kvc_token token, size_t *size,
+    kvc_token_kind *kind);
+
+/* 1 if generation ends with this token (end of text or of turn, as the metadata says), else 0. */
+KVC_API int kvc_token_is_end(const kvc_model *model, kvc_token token);
+
+/* Token ids to text, one token at a time, so that only whole UTF-8 characters leave. Plain data:
+   zero it to start a new text, copy it to branch. */
+typedef struct kvc_text_stream {
+    unsigned char held[4];      /* the first bytes of a character that is not complete yet */
+    uint8_t n_held;
+    uint8_t started;            /* the leading space that some tokenizers add was handled */
+    uint8_t show_control;       /* host: 1 lets control tokens appear as their spelling */
+    uint8_t keep_space;         /* host: 1 keeps that leading space, for text that goes on in
+                                   mid-line */
+} kvc_text_stream;
+
+/* Appends a token: up to buf_cap bytes go to buf, *n gets their number (not zero-terminated). Bytes
+   that can never become a character are passed through as they are. KVC_ERROR_SPACE: *n is the size
+   needed and the stream is unchanged. KVC_ERROR_ARGUMENT: not an id of this model. */
+KVC_API kvc_result kvc_text_push(const kvc_model *model, kvc_text_stream *stream, kvc_token token,
+    char *buf, size_t buf_cap, size_t *n, kvc_error *err);
+
+/* Ends the text: held bytes of an unfinished character, at most 4, go to buf; the stream is as
+   new. */
+KVC_API size_t kvc_text_end(kvc_text_stream *stream, char buf[4]);
+
+/* ---- cache ---- */
+
+typedef enum kvc_kv_type {      /* how K and V are stored */
+    KVC_KV_DEFAULT = 0,         /* KVC_KV_F32 */
+    KVC_KV_F32 = 1,
+    KVC_KV_F16 = 2              /* half the memory; K and V rounded to 11 bits */
+} kvc_kv_type;
+
+typedef struct kvc_cache kvc_cache;
+
+typedef struct kvc_cache_desc {
+    uint32_t start_canary;      /* 0 */
+    const kvc_model *model;     /* must outlive the cache */
+    uint32_t n_ctx;             /* positions one sequence can hold, 0: the model's n_ctx_train. */
+    uint32_t n_seqs;            /* sequences open at once, 0: 1 */
+    uint32_t n_pages;           /* pages in all; 0: enough for n_seqs full sequences */
+    uint32_t page_size;         /* positions in a page, a power of two from 16 to 256; 0: 32 */
+    kvc_kv_type type_k, type_v; /* 0: KVC_KV_F32 */
+    kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
+                                   allocator */
+    kvc_allocator allocator;    /* zeroed: the model's */
+    uint32_t end_canary;        /* 0 */
+} kvc_cache_desc;
+
+/* Bytes that kvc_cache_new takes for this desc, all of them, in one block; 0 if the desc is not
+   valid or the size passes the address space. Allocates nothing. */
+KVC_API size_t kvc_cache_size(const kvc_cache_desc *desc);
+
+/* Reserves all K/V memory. Errors: ARGUMENT (err names the field), MEMORY. The cache is shared by
+   any number of contexts and threads; it locks itself. */
+KVC_API kvc_result kvc_cache_new(kvc_cache **out, const kvc_cache_desc *desc, kvc_error *err);
+
+/* Frees the cache and every sequence still open in it; NULL is allowed. No step may be running. */
+KVC_API void kvc_cache_free(kvc_cache *cache);
+
+typedef struct kvc_cache_info {
+    kvc_cache_desc desc;        /* with every default filled in */
+    size_t memory_size;         /* bytes of the one block */
+    size_t bytes_per_token;     /* K and V of one position over all layers */
+    size_t page_bytes;          /* K and V of one page */
+    uint32_t n_seqs_open;
+    uint32_t pages_total, pages_free;
+    uint32_t pages_live;        /* held by at least one sequence */
+    uint32_t pages_shared;      /* held by more than one */
+    uint32_t pages_peak;        /* most pages ever live */
+} kvc_cache_info;
+
+/* Fills *info. Any thread. */
+KVC_API void kvc_cache_query(kvc_cache *cache, kvc_cache_info *info);
+
+/* ---- sequence ---- */
+
+typedef struct kvc_seq kvc_seq;
+
+/* Opens an empty sequence in a free slot of the cache. Allocates nothing. KVC_ERROR_FULL if
+   n_seqs are open. A sequence is used by one thread at a time; opening and closing are safe from
+   any thread. */
+KVC_API kvc_result kvc_seq_open(kvc_seq **out, kvc_cache *cache, kvc_error *err);
+
+/* Gives its pages back; NULL is allowed. */
+KVC_API void kvc_seq_close(kvc_seq *seq);
+
+/* A second sequence with the same past, which costs no K/V memory: pages are shared until one of
+   the two writes into a shared page, which copies that page alone. KVC_ERROR_FULL as
+   kvc_seq_open. */
+KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *err);
+
+/* Positions held: the position of the next token. */
+KVC_API uint32_t kvc_seq_length(const kvc_seq *seq);
+
+/* Positions it can hold: the cache's n_ctx. */
+KVC_API uint32_t kvc_seq_capacity(const kvc_seq *seq);
+
+/* Goes back so that `length` positions remain; later ones are forgotten and their pages given back.
+   KVC_ERROR_ARGUMENT if length is more than kvc_seq_length. */
+KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length);
+
+/* ---- context and steps ---- */
+
+typedef enum kvc_isa {          /* instruction sets, in rising order within a processor family */
+    KVC_ISA_BEST = 0,           /* the best one this processor has */
+    KVC_ISA_BASE = 1,           /* plain C */
+    KVC_ISA_NEON = 2,           /* AArch64 */
+    KVC_ISA_AVX2 = 3,           /* with FMA and F16C */
+    KVC_ISA_AVX512 = 4,         /* F, BW, DQ, VL */
+    KVC_ISA_AVX512_VNNI = 5
+} kvc_isa;
+
+typedef enum kvc_gemm {         /* who multiplies float matrices in a prefill */
+    KVC_GEMM_BUILTIN = 0,       /* promises N1 and N2 of the manual's chapter on numbers */
+    KVC_GEMM_CBLAS = 1          /* cblas_sgemm, close but not equal; only with KVC_USE_CBLAS */
+} kvc_gemm;
+
+typedef struct kvc_ctx kvc_ctx;
+
+typedef struct kvc_ctx_desc {
+    uint32_t start_canary;      /* 0 */
+    const kvc_model *model;     /* must outlive the context */
+    uint32_t n_batch;           /* most rows computed in one pass over the weights; longer prefills
+                                   are cut into such chunks, which changes no bit. 0: 256 */
+    uint32_t n_threads;         /* threads that share a step, the caller's included; 0 and 1: no
+                                   thread is made. At most 256. */
+    kvc_isa isa;                /* a cap: the best set up to this one is used */
+    kvc_gemm gemm;
+    kvc_memory memory;          /* kvc_ctx_size bytes of the host's, aligned to 64; zeroed:
+                                   allocator */
+    kvc_allocator allocator;    /* zeroed: the model's */
+    uint32_t end_canary;        /* 0 */
+} kvc_ctx_desc;
+
+/* Bytes that kvc_ctx_new takes for this desc, in one block; 0 if the desc is not valid. Thread
+   stacks are the operating system's and not counted. */
+KVC_API size_t kvc_ctx_size(const kvc_ctx_desc *desc);
+
+/* Makes a worker with its scratch memory and, for n_threads > 1, its n_threads - 1 sleeping
+   threads. Errors: ARGUMENT, MEMORY, THREAD, UNSUPPORTED (gemm not compiled in). One thread uses
+   it at a time. */
+KVC_API kvc_result kvc_ctx_new(kvc_ctx **out, const kvc_ctx_desc *desc, kvc_error *err);
+
+/* Joins the threads and frees; NULL is allowed. */
+KVC_API void kvc_ctx_free(kvc_ctx *ctx);
+
+typedef struct kvc_ctx_info {
+    kvc_ctx_desc desc;          /* with every default filled in; isa is the one in use */
+    const char *isa_name;       /* "base", "neon", "avx2", "avx512", "avx512vnni" */
+    size_t memory_size;         /* bytes of the one block */
+    uint64_t n_rows;            /* token positions computed so far */
+    uint64_t n_logit_rows;      /* rows that went through the LM head so far */
+} kvc_ctx_info;
+
+/* Fills *info. The context must not be in a step. */
+KVC_API void kvc_ctx_query(const kvc_ctx *ctx, kvc_ctx_info *info);
+
+/* Prefill: appends n_tokens >= 1 known tokens to the sequence. If `logits` is not NULL, *logits
+   points to the logits after the last token, [n_vocab], owned by the context and valid until its
+   next step; with NULL the LM head is not computed. The sequence's cache and the context must be
+   of one model. Errors: ARGUMENT (a token out of range, objects of different models), FULL (the
+   sequence's capacity or the cache's pages do not suffice for all n_tokens). After an error the
+   sequence is as before. */
+KVC_API kvc_result kvc_prefill(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens, size_t n_tokens,
+    const float **logits, kvc_error *err);
+
+/* Prefill with the logits of chosen rows: rows[0..n_rows) are indices into tokens, strictly rising,
+   and logits [n_rows, n_vocab] is the caller's. n_rows may be 0. */
+KVC_API kvc_result kvc_prefill_rows(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens,
+    size_t n_tokens, const size_t *rows, size_t n_rows, float *logits, kvc_error *err);
+
+/* Decode: appends one token and gives the logits after it, as kvc_prefill does; the same bits as a
+   prefill of that token. Always the built-in kernels. */
+KVC_API kvc_result kvc_decode(kvc_ctx *ctx, kvc_seq *seq, kvc_token token, const float **logits,
+    kvc_error *err);
+
+/* ---- sampler ---- */
+
+typedef struct kvc_logit_bias {
+    kvc_token token;
+    float bias;                 /* added to the logit; -INFINITY bans the token; NaN and +INFINITY
+                                   are refused */
+} kvc_logit_bias;
+
+typedef struct kvc_sampler kvc_sampler;
+
+/* The order of the steps: bias, penalties, temperature, top_k, top_p, min_p, draw. */
+typedef struct kvc_sampler_desc {
+    uint32_t start_canary;      /* 0 */
+    const kvc_model *model;     /* gives n_vocab and n_tokens (padding ids are never chosen); must
+                                   outlive the sampler */
+    float temperature;          /* 0: greedy, the largest logit, the smallest id among equals, and
+                                   no random number is drawn. Finite and >= 0. */
+    uint32_t top_k;             /* keep the k largest; 0: off */
+    float top_p;                /* keep the smallest set of largest whose probability is >= top_p
+                                   (Holtzman et al. 2020); 0 and 1: off */
+    float min_p;                /* drop what is less likely than min_p times the likeliest; 0:
+                                   off */
+    float repeat_penalty;       /* divides positive and multiplies negative logits of tokens in the
+                                   window (Keskar et al. 2019); 0 and 1: off */
+    float frequency_penalty;    /* subtracted once for each time the token is in the window */
+    float presence_penalty;     /* subtracted once if the token is in the window */
+    uint32_t penalty_window;    /* how many of the latest tokens count; 0: 64 */
+    const kvc_logit_bias *bias; /* [n_bias], copied; the last entry of a token counts */
+    size_t n_bias;
+    uint64_t seed;              /* of the header's own generator: the same seed, logits and settings
+                                   give the same tokens on every machine */
+    kvc_memory memory;          /* kvc_sampler_size bytes, aligned to 64; zeroed: allocator */
+    kvc_allocator allocator;    /* zeroed: the model's */
+    uint32_t end_canary;        /* 0 */
+} kvc_sampler_desc;
+
+/* Bytes that kvc_sampler_new takes for this desc, in one block; 0 if the desc is not valid. */
+KVC_API size_t kvc_sampler_size(const kvc_sampler_desc *desc);
+
+/* Errors: ARGUMENT (err names the field), MEMORY. */
+KVC_API kvc_result kvc_sampler_new(kvc_sampler **out, const kvc_sampler_desc *desc, kvc_error *err);
+
+/* NULL is allowed. */
+KVC_API void kvc_sampler_free(kvc_sampler *sampler);
+
+/* Chooses a token from logits [n_vocab], which stay as they are, and records it for the
+   penalties. KVC_ERROR_NUMERIC: a logit is NaN, or none is above -INFINITY (or all were banned);
+   nothing is drawn or recorded. +INFINITY counts as the largest number. */
+KVC_API kvc_result kvc_sampler_sample(kvc_sampler *sampler, const float *logits, kvc_token *token,
+    kvc_error *err);
+
+/* Records a token that came from elsewhere (a prompt, the player) for the penalties. Ids that are
+   not the model's are ignored. */
+KVC_API void kvc_sampler_accept(kvc_sampler *sampler, kvc_token token);
+
+/* Forgets recorded tokens and starts the generator again from `seed`. */
+KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* KVC_H */
+
+/* ---- end of the API: what follows is the implementation ---- */
+#ifdef KVC_IMPLEMENTATION
+#ifndef KVC__IMPLEMENTED
+#define KVC__IMPLEMENTED
+
+/* ------------------------------------------------------------------------------------------------
+   >>platform  The compiler, the processor and the operating system
+   Turns facts about them into macros and a few functions of our own; nothing below this section
+   names a compiler or an operating system. All system headers are included here, before the first
+   target region of >>dispatch, because intrinsics headers must not be read inside one.
+   ---------------------------------------------------------------------------------------------- */
+#include <float.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(_WIN32)
+#define KVC__WINDOWS 1
+#else
+#define KVC__WINDOWS 0
+#endif
+
+#if KVC__WINDOWS && (!KVC_NO_THREADS || !KVC_NO_FILES)
+#ifndef WIN32_LEAN_AND_MEAN
+#define WIN32_LEAN_AND_MEAN
+#define KVC__UNDEF_LEAN
+#endif
+#ifndef NOMINMAX
+#define NOMINMAX
+#define KVC__UNDEF_NOMINMAX
+#endif
+#include <windows.h>
+#ifdef KVC__UNDEF_LEAN
+#undef WIN32_LEAN_AND_MEAN
+#undef KVC__UNDEF_LEAN
+#endif
+#ifdef KVC__UNDEF_NOMINMAX
+#undef NOMINMAX
+#undef KVC__UNDEF_NOMINMAX
+#endif
+#elif !KVC__WINDOWS
+#if !KVC_NO_THREADS
+#include <pthread.h>
+#include <sched.h>
+#endif
+#if !KVC_NO_FILES
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#endif
+#endif
+
+#if KVC_USE_CBLAS
+#include <cblas.h>
+#endif
+
+#if defined(__x86_64__) || defined(_M_X64) || defined(__i386__) || defined(_M_IX86)
+#define KVC__X86 1
+#else
+#define KVC__X86 0
+#endif
+#if defined(__aarch64__) || defined(_M_ARM64)
+#define KVC__ARM64 1
+#else
+#define KVC__ARM64 0
+#endif
+/* The vector kernels: 64-bit x86 and AArch64; 32-bit builds run the base kernels. So do builds by
+   GCC for Windows, which keeps vectors on the stack without the alignment that it then relies on
+   (GCC PR 54412). */
+#if !KVC_NO_SIMD && (defined(__x86_64__) || defined(_M_X64)) && \
+    !(KVC__WINDOWS && defined(__GNUC__) && !defined(__clang__))
+#define KVC__SIMD_X86 1
+#else
+#define KVC__SIMD_X86 0
+#endif
+#if !KVC_NO_SIMD && KVC__ARM64
+#define KVC__SIMD_NEON 1
+#else
+#define KVC__SIMD_NEON 0
+#endif
+#if KVC__SIMD_X86 || (KVC__X86 && defined(__SSE__))
+#include <immintrin.h>
+#endif
+#if KVC__SIMD_X86 && defined(_MSC_VER)
+#include <intrin.h>
+#elif KVC__SIMD_X86
+#include <cpuid.h>
+#endif
+#if KVC__SIMD_NEON
+#include <arm_neon.h>
+#endif
+
+#if defined(__BYTE_ORDER__) && defined(__ORDER_LITTLE_ENDIAN__)
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "kvc.h needs a little-endian machine: weights are used in place"
+#endif
+#endif
+#if defined(__FAST_MATH__)
+#error "compile the file with KVC_IMPLEMENTATION without -ffast-math: it changes the numbers"
+#endif
+
+#if defined(__GNUC__)
+#define KVC__INLINE static inline __attribute__((always_inline, unused))
+#define KVC__UNUSED __attribute__((unused))
+#elif defined(_MSC_VER)
+#define KVC__INLINE static __forceinline
+#define KVC__UNUSED
+#else
+#define KVC__INLINE static inline
+#define KVC__UNUSED
+#endif
+#if defined(__clang__)
+#define KVC__UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define KVC__UNROLL _Pragma("GCC unroll 16")
+#else
+#define KVC__UNROLL
+#endif
+
+/* No a*b+c may become a fused operation behind our back, whatever flags the host compiles with: the
+   two round differently. The end of the implementation restores the host's setting. */
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off")
+#elif defined(_MSC_VER)
+#pragma fp_contract(off)
+#endif
+
+/* ---- atomics: 32 bits wide, sequentially consistent ---- */
+#if KVC_NO_THREADS
+typedef uint32_t kvc__atomic;
+static void kvc__atomic_store(kvc__atomic *p, uint32_t v) { *p = v; }
+static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v) { uint32_t o = *p; *p += v; return o; }
+#elif defined(__GNUC__)
+typedef uint32_t kvc__atomic;
+static uint32_t kvc__atomic_load(const kvc__atomic *p)
+{
+    return __atomic_load_n(p, __ATOMIC_SEQ_CST);
+}
+static void kvc__atomic_store(kvc__atomic *p, uint32_t v)
+{
+    __atomic_store_n(p, v, __ATOMIC_SEQ_CST);
+}
+static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v)
+{
+    return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);
+}
+#elif defined(_MSC_VER)
+typedef volatile LONG kvc__atomic;
+static uint32_t kvc__atomic_load(const kvc__atomic *p)
+{
+    return (uint32_t)InterlockedOr((kvc__atomic *)p, 0);
+}
+static void kvc__atomic_store(kvc__atomic *p, uint32_t v) { InterlockedExchange(p, (LONG)v); }
+static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v)
+{
+    return (uint32_t)InterlockedExchangeAdd(p, (LONG)v);
+}
+#elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L && !defined(__STDC_NO_ATOMICS__)
+#include <stdatomic.h>
+typedef _Atomic uint32_t kvc__atomic;
+static uint32_t kvc__atomic_load(const kvc__atomic *p) { return atomic_load((kvc__atomic *)p); }
+static void kvc__atomic_store(kvc__atomic *p, uint32_t v) { atomic_store(p, v); }
+static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v) { return atomic_fetch_add(p, v); }
+#else
+#error "no atomics known for this compiler; define KVC_NO_THREADS to 1"
+#endif
+
+/* ---- locks, conditions, threads ---- */
+#if KVC_NO_THREADS
+typedef struct kvc__lock { char none; } kvc__lock;
+static int kvc__lock_init(kvc__lock *l) { l->none = 0; return 1; }
+static void kvc__lock_free(kvc__lock *l) { (void)l; }
+static void kvc__lock_enter(kvc__lock *l) { (void)l; }
+static void kvc__lock_leave(kvc__lock *l) { (void)l; }
+#elif KVC__WINDOWS
+typedef SRWLOCK kvc__lock;
+typedef CONDITION_VARIABLE kvc__cond;
+typedef HANDLE kvc__thread;
+typedef DWORD kvc__thread_result;
+#define KVC__THREAD_CALL WINAPI
+static int kvc__lock_init(kvc__lock *l) { InitializeSRWLock(l); return 1; }
+static void kvc__lock_free(kvc__lock *l) { (void)l; }
+static void kvc__lock_enter(kvc__lock *l) { AcquireSRWLockExclusive(l); }
+static void kvc__lock_leave(kvc__lock *l) { ReleaseSRWLockExclusive(l); }
+static int kvc__cond_init(kvc__cond *c) { InitializeConditionVariable(c); return 1; }
+static void kvc__cond_free(kvc__cond *c) { (void)c; }
+static void kvc__cond_wait(kvc__cond *c, kvc__lock *l)
+{
+    SleepConditionVariableSRW(c, l, INFINITE, 0);
+}
+static void kvc__cond_wake(kvc__cond *c) { WakeAllConditionVariable(c); }
+static void kvc__thread_yield(void) { SwitchToThread(); }
+static int kvc__thread_start(kvc__thread *t, kvc__thread_result(KVC__THREAD_CALL *fn)(void *),
+    void *arg)
+{
+    *t = CreateThread(NULL, 0, fn, arg, 0, NULL);
+    return *t != NULL;
+}
+static void kvc__thread_join(kvc__thread t)
+{
+    WaitForSingleObject(t, INFINITE);
+    CloseHandle(t);
+}
+#else
+typedef pthread_mutex_t kvc__lock;
+typedef pthread_cond_t kvc__cond;
+typedef pthread_t kvc__thread;
+typedef void *kvc__thread_result;
+#define KVC__THREAD_CALL
+static int kvc__lock_init(kvc__lock *l) { return pthread_mutex_init(l, NULL) == 0; }
+static void kvc__lock_free(kvc__lock *l) { pthread_mutex_destroy(l); }
+static void kvc__lock_enter(kvc__lock *l) { pthread_mutex_lock(l); }
+static void kvc__lock_leave(kvc__lock *l) { pthread_mutex_unlock(l); }
+static int kvc__cond_init(kvc__cond *c) { return pthread_cond_init(c, NULL) == 0; }
+static void kvc__cond_free(kvc__cond *c) { pthread_cond_destroy(c); }
+static void kvc__cond_wait(kvc__cond *c, kvc__lock *l) { pthread_cond_wait(c, l); }
+static void kvc__cond_wake(kvc__cond *c) { pthread_cond_broadcast(c); }
+static void kvc__thread_yield(void) { sched_yield(); }
+static int kvc__thread_start(kvc__thread *t, kvc__thread_result(KVC__THREAD_CALL *fn)(void *),
+    void *arg)
+{
+    return pthread_create(t, NULL, fn, arg) == 0;
+}
+static void kvc__thread_join(kvc__thread t) { pthread_join(t, NULL); }
+#endif
+
+/* A hint to the processor inside a short wait. */
+#if !KVC_NO_THREADS
+static void kvc__cpu_relax(void)
+{
+#if KVC__SIMD_X86 || (KVC__X86 && defined(__SSE2__))
+    _mm_pause();
+#elif KVC__ARM64 && defined(__GNUC__)
+    __asm__ __volatile__("yield");
+#endif
+}
+#endif
+
+/* The floating-point mode of the calling thread. Hosts set flush-to-zero or other roundings;
+   kernels run in the standard mode, or bits would depend on the thread that ran them, and the
+   host's mode is put back afterwards. */
+typedef uint64_t kvc__fp_mode;
+static kvc__fp_mode kvc__fp_enter(void)
+{
+#if KVC__SIMD_X86 || (KVC__X86 && defined(__SSE__))
+    unsigned mode = _mm_getcsr();
+    _mm_setcsr(0x1f80u);
+    return mode;
+#elif KVC__ARM64 && defined(__GNUC__)
+    uint64_t mode;
+    __asm__ __volatile__("mrs %0, fpcr" : "=r"(mode));
+    __asm__ __volatile__("msr fpcr, %0" : : "r"((uint64_t)0) : "memory");
+    return mode;
+#else
+    return 0;
+#endif
+}
+static void kvc__fp_leave(kvc__fp_mode mode)
+{
+#if KVC__SIMD_X86 || (KVC__X86 && defined(__SSE__))
+    _mm_setcsr((unsigned)mode);
+#elif KVC__ARM64 && defined(__GNUC__)
+    __asm__ __volatile__("msr fpcr, %0" : : "r"(mode) : "memory");
+#else
+    (void)mode;
+#endif
+}
+
+/* ---- files: the whole file as one read-only block ---- */
+typedef struct kvc__file {
+    const void *data;
+    size_t size;
+} kvc__file;
+
+#if KVC_NO_FILES
+static int kvc__file_map(kvc__file *f, const char *path)
+{
+    (void)f;
+    (void)path;
+    return 0;
+}
+static void kvc__file_unmap(kvc__file *f) { (void)f; }
+#elif KVC__WINDOWS
+static int kvc__file_map(kvc__file *f, const char *path)
+{
+    WCHAR wide[1024];
+    HANDLE file, mapping;
+    LARGE_INTEGER size;
+    if (MultiByteToWideChar(CP_UTF8, 0, path, -1, wide, 1024) == 0) return 0;
+    file = CreateFileW(wide, GENERIC_READ, FILE_SHARE_READ, NULL, OPEN_EXISTING,
+        FILE_ATTRIBUTE_NORMAL, NULL);
+    if (file == INVALID_HANDLE_VALUE) return 0;
+    f->data = NULL;
+    if (GetFileSizeEx(file, &size) && size.QuadPart > 0 &&
+        (uint64_t)size.QuadPart <= (uint64_t)SIZE_MAX) {
+        mapping = CreateFileMappingW(file, NULL, PAGE_READONLY, 0, 0, NULL);
+        if (mapping != NULL) {
+            f->data = MapViewOfFile(mapping, FILE_MAP_READ, 0, 0, 0);
+            f->size = (size_t)size.QuadPart;
+            CloseHandle(mapping);
+        }
+    }
+    CloseHandle(file);
+    return f->data != NULL;
+}
+static void kvc__file_unmap(kvc__file *f)
+{
+    if (f->data != NULL) UnmapViewOfFile(f->data);
+}
+#else
+static int kvc__file_map(kvc__file *f, const char *path)
+{
+    struct stat st;
+    void *p = MAP_FAILED;
+    int fd = open(path, O_RDONLY);
+    if (fd < 0) return 0;
+    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0 &&
+        (uint64_t)st.st_size <= (uint64_t)SIZE_MAX) {
+        f->size = (size_t)st.st_size;
+        p = mmap(NULL, f->size, PROT_READ, MAP_PRIVATE, fd, 0);
+    }
+    close(fd);
+    if (p == MAP_FAILED) return 0;
+    f->data = p;
+    return 1;
+}
+static void kvc__file_unmap(kvc__file *f)
+{
+    if (f->data != NULL) munmap((void *)(uintptr_t)f->data, f->size);
+}
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+   >>core  Errors, memory, bytes, scalar arithmetic
+   The small things every section uses. Sizes are computed with checked arithmetic wherever a factor
+   comes from a file or a desc. The scalar functions here stand in for libm, whose last bit differs
+   between platforms: the numeric contract needs one sequence of operations everywhere.
+   ---------------------------------------------------------------------------------------------- */
+
+/* ---- text without printf ---- */
+typedef struct kvc__msg {
+    char *buf;
+    size_t cap, n;          /* n < cap; buf[n] is 0 */
+} kvc__msg;
+
+static void kvc__msg_start(kvc__msg *m, char *buf, size_t cap)
+{
+    m->buf = buf;
+    m->cap = cap;
+    m->n = 0;
+    buf[0] = 0;
+}
+
+/* Unprintable bytes become '?': the text may reach a terminal. */
+static void kvc__msg_bytes(kvc__msg *m, const char *s, size_t size)
+{
+    size_t i;
+    for (i = 0; i < size && m->n + 1 < m->cap; i++) {
+        unsigned char c = (unsigned char)s[i];
+        m->buf[m->n++] = (c < 32 || c > 126) ? '?' : (char)c;
+    }
+    m->buf[m->n] = 0;
+}
+
+static void kvc__msg_text(kvc__msg *m, const char *s)
+{
+    kvc__msg_bytes(m, s, strlen(s));
+}
+
+static void kvc__msg_u64(kvc__msg *m, uint64_t v)
+{
+    char digits[20];
+    size_t i = sizeof digits;
+    do {
+        digits[--i] = (char)('0' + (int)(v % 10));
+        v /= 10;
+    } while (v != 0);
+    kvc__msg_bytes(m, digits + i, sizeof digits - i);
+}
+
+/* ---- errors ---- */
+static kvc_result kvc__fail_bytes(kvc_error *err, kvc_result code, const char *where,
+    size_t where_size, const char *message)
+{
+    kvc__msg m;
+    if (err == NULL) return code;
+    err->code = code;
+    err->position = 0;
+    kvc__msg_start(&m, err->where, sizeof err->where);
+    kvc__msg_bytes(&m, where, where_size);
+    kvc__msg_start(&m, err->message, sizeof err->message);
+    kvc__msg_text(&m, message);
+    return code;
+}
+
+static kvc_result kvc__fail(kvc_error *err, kvc_result code, const char *where, const char *message)
+{
+    return kvc__fail_bytes(err, code, where, strlen(where), message);
+}
+
+/* "<a> <x> <b> <y>" as the message: for contradictions between two numbers. */
+static kvc_result kvc__fail_numbers(kvc_error *err, kvc_result code, const char *where,
+    const char *a, uint64_t x, const char *b, uint64_t y)
+{
+    kvc__msg m;
+    kvc__fail(err, code, where, "");
+    if (err == NULL) return code;
+    kvc__msg_start(&m, err->message, sizeof err->message);
+    kvc__msg_text(&m, a);
+    kvc__msg_text(&m, " ");
+    kvc__msg_u64(&m, x);
+    kvc__msg_text(&m, " ");
+    kvc__msg_text(&m, b);
+    kvc__msg_text(&m, " ");
+    kvc__msg_u64(&m, y);
+    return code;
+}
+
+/* ---- checked sizes: 1 if the result fits, else 0 ---- */
+static int kvc__mul_size(size_t *out, size_t a, size_t b)
+{
+    if (b != 0 && a > SIZE_MAX / b) return 0;
+    *out = a * b;
+    return 1;
+}
+
+static int kvc__add_size(size_t *out, size_t a, size_t b)
+{
+    if (a > SIZE_MAX - b) return 0;
+    *out = a + b;
+    return 1;
+}
+
+static int kvc__mul_u64(uint64_t *out, uint64_t a, uint64_t b)
+{
+    if (b != 0 && a > UINT64_MAX / b) return 0;
+    *out = a * b;
+    return 1;
+}
+
+/* ---- memory ---- */
+
+/* malloc gives no more than its own alignment: the block's start is kept just below the result. */
+static void *kvc__libc_alloc(size_t size, size_t align, void *user)
+{
+    size_t total;
+    unsigned char *raw, *p;
+    (void)user;
+    if (!kvc__add_size(&total, size, align + sizeof(void *))) return NULL;
+    raw = (unsigned char *)malloc(total);
+    if (raw == NULL) return NULL;
+    p = raw + sizeof(void *);
+    p += (align - ((uintptr_t)p & (align - 1))) & (align - 1);
+    memcpy(p - sizeof(void *), &raw, sizeof raw);
+    return p;
+}
+
+static void kvc__libc_free(void *ptr, size_t size, void *user)
+{
+    unsigned char *raw;
+    (void)size;
+    (void)user;
+    memcpy(&raw, (unsigned char *)ptr - sizeof(void *), sizeof raw);
+    free(raw);
+}
+
+/* Fills *out with the allocator to use: the given one, else `fallback`, else libc's. 0 if only
+   one of its functions is set. */
+static int kvc__allocator_resolve(kvc_allocator *out, const kvc_allocator *given,
+    const kvc_allocator *fallback)
+{
+    if ((given->alloc == NULL) != (given->free == NULL)) return 0;
+    if (given->alloc != NULL) {
+        *out = *given;
+    } else if (fallback != NULL) {
+        *out = *fallback;
+    } else {
+        out->alloc = kvc__libc_alloc;
+        out->free = kvc__libc_free;
+        out->user = NULL;
+    }
+    return 1;
+}
+
+static void *kvc__alloc(const kvc_allocator *a, size_t size, size_t align)
+{
+    return a->alloc(size, align, a->user);
+}
+
+static void kvc__free(const kvc_allocator *a, void *p, size_t size)
+{
+    if (p != NULL) a->free(p, size, a->user);
+}
+
+/* Every object is one block. Its layout function runs twice over an arena: without a base it only
+   measures, with one it places. Everything is aligned to 64 bytes, a cache line. */
+typedef struct kvc__arena {
+    unsigned char *base;    /* NULL: measuring */
+    size_t used;
+    int overflow;           /* the size passes the address space */
+} kvc__arena;
+
+static void *kvc__take(kvc__arena *a, size_t n, size_t item_size)
+{
+    size_t size, at = a->used;
+    if (!kvc__mul_size(&size, n, item_size) || size > SIZE_MAX - 64 - at) {
+        a->overflow = 1;
+        return NULL;
+    }
+    a->used = at + ((size + 63) & ~(size_t)63);
+    return a->base != NULL ? a->base + at : NULL;
+}
+
+/* The block of an object: the host's memory if given, else from the allocator. *owned tells
+   which. */
+static kvc_result kvc__block_get(void **out, size_t size, const kvc_memory *memory,
+    const kvc_allocator *a, int *owned, kvc_error *err)
+{
+    *owned = memory->ptr == NULL;
+    if (memory->ptr == NULL) {
+        *out = kvc__alloc(a, size, 64);
+        if (*out == NULL)
+            return kvc__fail(err, KVC_ERROR_MEMORY, "allocator",
+                "the allocator returned no memory");
+        return KVC_OK;
+    }
+    if (((uintptr_t)memory->ptr & 63) != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "memory.ptr", "not aligned to 64 bytes");
+    if (memory->size < size)
+        return kvc__fail_numbers(err, KVC_ERROR_MEMORY, "memory.size", "needed are", size,
+            "bytes, given", memory->size);
+    *out = memory->ptr;
+    return KVC_OK;
+}
+
+/* ---- unaligned little-endian reads ---- */
+static uint16_t kvc__rd16(const void *p) { uint16_t v; memcpy(&v, p, sizeof v); return v; }
+static uint32_t kvc__rd32(const void *p) { uint32_t v; memcpy(&v, p, sizeof v); return v; }
+static uint64_t kvc__rd64(const void *p) { uint64_t v; memcpy(&v, p, sizeof v); return v; }
+static float kvc__rdf32(const void *p) { float v; memcpy(&v, p, sizeof v); return v; }
+static double kvc__rdf64(const void *p) { double v; memcpy(&v, p, sizeof v); return v; }
+
+/* ---- bits and hashes ---- */
+static uint32_t kvc__f32_bits(float x) { uint32_t u; memcpy(&u, &x, sizeof u); return u; }
+static float kvc__bits_f32(uint32_t u) { float x; memcpy(&x, &u, sizeof x); return x; }
+static uint64_t kvc__f64_bits(double x) { uint64_t u; memcpy(&u, &x, sizeof u); return u; }
+static double kvc__bits_f64(uint64_t u) { double x; memcpy(&x, &u, sizeof x); return x; }
+
+/* A bijection of 64 bits with good avalanche: the finalizer of SplitMix64 (Steele, Lea and Flood,
+   "Fast splittable pseudorandom number generators", 2014). */
+static uint64_t kvc__mix64(uint64_t x)
+{
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+/* For tables over text from a file; not meant to resist an attacker who chooses the text. */
+static uint64_t kvc__hash_bytes(const void *p, size_t n, uint64_t seed)
+{
+    const unsigned char *s = (const unsigned char *)p;
+    uint64_t h = kvc__mix64(seed + 0x9e3779b97f4a7c15u + (uint64_t)n), tail = 0;
+    size_t i;
+    for (; n >= 8; n -= 8, s += 8) h = kvc__mix64(h ^ kvc__rd64(s));
+    for (i = 0; i < n; i++) tail |= (uint64_t)s[i] << (8 * i);
+    return kvc__mix64(h ^ tail);
+}
+
+/* ---- float formats ---- */
+static float kvc__f16_to_f32(uint16_t h)
+{
+    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exp = (h >> 10) & 31, man = h & 1023u;
+    if (exp == 31) return kvc__bits_f32(sign | 0x7f800000u | (man << 13));
+    if (exp != 0) return kvc__bits_f32(sign | ((exp + 112) << 23) | (man << 13));
+    /* zero and subnormals: man * 2^-24, exact */
+    return kvc__bits_f32(sign | kvc__f32_bits((float)man * 5.9604644775390625e-8f));
+}
+
+/* Round to nearest, ties to even; overflow gives infinity, NaN stays NaN. */
+static uint16_t kvc__f32_to_f16(float x)
+{
+    uint32_t u = kvc__f32_bits(x), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu, shift, m;
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (a >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);
+    if (a >= 0x38800000u) {                     /* normal: 2^-14 and more */
+        m = a - 0x38000000u;
+        return (uint16_t)(sign | ((m + 0xfffu + ((m >> 13) & 1u)) >> 13));
+    }
+    if (a < 0x33000000u) return (uint16_t)sign; /* below half of the smallest subnormal */
+    shift = 126u - (a >> 23);                   /* 14 .. 24 */
+    m = (a & 0x7fffffu) | 0x800000u;
+    return (uint16_t)(sign | ((m + (1u << (shift - 1)) - 1u + ((m >> shift) & 1u)) >> shift));
+}
+
+static float kvc__bf16_to_f32(uint16_t h)
+{
+    return kvc__bits_f32((uint32_t)h << 16);
+}
+
+/* ---- arithmetic ---- */
+
+/* a*b + c rounded once. Without the instruction: the product of two floats is exact in double;
+   the sum is rounded to odd there (its last bit records whether anything was lost), after which
+   rounding to float is the correct one (Boldo and Melquiond, "Emulation of FMA and correctly
+   rounded sums", 2008). The error of the sum comes from Knuth's two-sum. */
+KVC__INLINE float kvc__fmaf(float a, float b, float c)
+{
+#if defined(__FMA__) || KVC__ARM64 || FLT_EVAL_METHOD != 0
+    return fmaf(a, b, c);
+#else
+    double p = (double)a * (double)b, d = (double)c, s = p + d, t = s - p;
+    double e = (p - (s - t)) + (d - t);
+    if (e > 0 || e < 0) {
+        uint64_t u = kvc__f64_bits(s);
+        if ((u & 1) == 0) {
+            u = ((e > 0) == (s > 0)) ? u + 1 : u - 1;
+            s = kvc__bits_f64(u);
+        }
+    }
+    return (float)s;
+#endif
+}
+
+/* 2^k for -1022 <= k <= 1023 */
+static double kvc__exp2i(int k)
+{
+    return kvc__bits_f64((uint64_t)(k + 1023) << 52);
+}
+
+/* e^x: x = k ln 2 + r, Taylor series of degree 13 on |r| <= ln 2 / 2. */
+static double kvc__exp(double x)
+{
+    double k, r, y = 1.0;
+    int i;
+    if (!(x > -745.2)) return x != x ? x : 0.0;
+    if (x > 709.79) return x * 1e308;
+    k = floor(x * 1.4426950408889634 + 0.5);
+    r = (x - k * 6.93147180369123816490e-01) - k * 1.90821492927058770002e-10;
+    for (i = 13; i >= 1; i--) y = 1.0 + y * r / (double)i;
+    if (k < -1000.0) return y * kvc__exp2i((int)k + 200) * kvc__exp2i(-200);
+    if (k > 1000.0) return y * kvc__exp2i((int)k - 200) * kvc__exp2i(200);
+    return y * kvc__exp2i((int)k);
+}
+
+/* ln x for normal x > 0: x = 2^k m, ln m = 2 atanh((m - 1) / (m + 1)) by its series. */
+static double kvc__log(double x)
+{
+    uint64_t u = kvc__f64_bits(x);
+    int k = (int)(u >> 52) - 1023, i;
+    double m, f, f2, s = 0.0;
+    if (!(x >= 2.3e-308) || x > 1.7e308)
+        return x > 0 ? (x > 1 ? x : -708.4) : (x < 0 ? 0.0 : -1e308);
+    m = kvc__bits_f64((u & 0xfffffffffffffu) | 0x3ff0000000000000u);
+    if (m > 1.4142135623730951) {
+        m *= 0.5;
+        k++;
+    }
+    f = (m - 1.0) / (m + 1.0);
+    f2 = f * f;
+    for (i = 25; i >= 3; i -= 2) s = (s + 1.0 / (double)i) * f2;
+    return (double)k * 6.93147180369123816490e-01 +
+        (2.0 * f + (2.0 * f * s + (double)k * 1.90821492927058770002e-10));
+}
+
+/* x^y for x > 0 */
+static double kvc__pow(double x, double y)
+{
+    return kvc__exp(y * kvc__log(x));
+}
+
+/* Sine and cosine: x = k pi/2 + r with pi/2 in two parts (the first of 33 bits, so that k times
+   it is exact for the positions a model can have), Taylor series on |r| <= pi/4. */
+static void kvc__sincos(double x, double *s, double *c)
+{
+    double k = floor(x * 0.63661977236758134308 + 0.5), r, r2, a = 1.0, b = 1.0;
+    int i, q = (int)(k - 4.0 * floor(k * 0.25));
+    r = (x - k * 1.57079632673412561417e+00) - k * 6.07710050650619224932e-11;
+    r2 = r * r;
+    for (i = 18; i >= 2; i -= 2) b = 1.0 - b * r2 / (double)(i * (i - 1));
+    for (i = 19; i >= 3; i -= 2) a = 1.0 - a * r2 / (double)(i * (i - 1));
+    a *= r;
+    *s = (q & 1) ? ((q & 2) ? -b : b) : ((q & 2) ? -a : a);
+    *c = (q & 1) ? ((q & 2) ? a : -a) : ((q & 2) ? -b : b);
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>threads  A crew of sleeping threads
+   A crew runs one function on the caller and on its own threads at once. Its threads sleep on a
+   condition while there is no work; a job does not wait for threads that have not woken by the
+   time it is done, so a short job costs no more than the waking call. A crew of one makes no
+   thread.
+   ---------------------------------------------------------------------------------------------- */
+#define KVC__MAX_THREADS 256u
+
+typedef void (*kvc__job)(void *arg, uint32_t worker);
+
+#if KVC_NO_THREADS
+typedef struct kvc__crew { uint32_t n; } kvc__crew;
+typedef struct kvc__crew_member { char none; } kvc__crew_member;
+
+static int kvc__crew_start(kvc__crew *crew, kvc__crew_member *members, uint32_t n)
+{
+    (void)members;
+    crew->n = n;
+    return n == 1;
+}
+static void kvc__crew_stop(kvc__crew *crew) { (void)crew; }
+static void kvc__crew_run(kvc__crew *crew, kvc__job job, void *arg)
+{
+    (void)crew;
+    job(arg, 0);
+}
+#else
+typedef struct kvc__crew {
+    kvc__lock lock;
+    kvc__cond wake;         /* there is work, or the end */
+    kvc__cond left;         /* the last active thread has left the job */
+    struct kvc__crew_member *members;
+    uint32_t n;             /* the caller included */
+    uint32_t n_started;
+    uint32_t generation;    /* of the job; a thread joins each one at most once */
+    uint32_t n_active;      /* threads inside the job */
+    int open;               /* the job may still be joined */
+    int quit;
+    kvc__job job;
+    void *arg;
+} kvc__crew;
+
+typedef struct kvc__crew_member {
+    kvc__crew *crew;
+    kvc__thread thread;
+    uint32_t worker;        /* 1 .. n - 1; the caller is 0 */
+} kvc__crew_member;
+
+static kvc__thread_result KVC__THREAD_CALL kvc__crew_main(void *arg)
+{
+    kvc__crew_member *self = (kvc__crew_member *)arg;
+    kvc__crew *crew = self->crew;
+    uint32_t seen = 0;
+    kvc__lock_enter(&crew->lock);
+    for (;;) {
+        while (!crew->quit && (!crew->open || crew->generation == seen))
+            kvc__cond_wait(&crew->wake, &crew->lock);
+        if (crew->quit) break;
+        seen = crew->generation;
+        crew->n_active++;
+        kvc__lock_leave(&crew->lock);
+        crew->job(crew->arg, self->worker);
+        kvc__lock_enter(&crew->lock);
+        if (--crew->n_active == 0) kvc__cond_wake(&crew->left);
+    }
+    kvc__lock_leave(&crew->lock);
+    return 0;
+}
+
+static void kvc__crew_stop(kvc__crew *crew)
+{
+    uint32_t i;
+    if (crew->n <= 1) return;
+    kvc__lock_enter(&crew->lock);
+    crew->quit = 1;
+    kvc__cond_wake(&crew->wake);
+    kvc__lock_leave(&crew->lock);
+    for (i = 0; i < crew->n_started; i++) kvc__thread_join(crew->members[i].thread);
+    kvc__cond_free(&crew->wake);
+    kvc__cond_free(&crew->left);
+    kvc__lock_free(&crew->lock);
+    crew->n = 0;
+}
+
+/* members: [n - 1], alive as long as the crew. 0 if a thread could not be made; nothing is left
+   then. */
+static int kvc__crew_start(kvc__crew *crew, kvc__crew_member *members, uint32_t n)
+{
+    uint32_t i;
+    memset(crew, 0, sizeof *crew);
+    crew->n = n;
+    crew->members = members;
+    if (n <= 1) return 1;
+    if (!kvc__lock_init(&crew->lock)) return 0;
+    if (!kvc__cond_init(&crew->wake)) {
+        kvc__lock_free(&crew->lock);
+        return 0;
+    }
+    if (!kvc__cond_init(&crew->left)) {
+        kvc__cond_free(&crew->wake);
+        kvc__lock_free(&crew->lock);
+        return 0;
+    }
+    for (i = 0; i < n - 1; i++) {
+        members[i].crew = crew;
+        members[i].worker = i + 1;
+        if (!kvc__thread_start(&members[i].thread, kvc__crew_main, &members[i])) {
+            kvc__crew_stop(crew);
+            return 0;
+        }
+        crew->n_started++;
+    }
+    return 1;
+}
+
+static void kvc__crew_run(kvc__crew *crew, kvc__job job, void *arg)
+{
+    if (crew->n <= 1) {
+        job(arg, 0);
+        return;
+    }
+    kvc__lock_enter(&crew->lock);
+    crew->job = job;
+    crew->arg = arg;
+    crew->generation++;
+    crew->open = 1;
+    kvc__cond_wake(&crew->wake);
+    kvc__lock_leave(&crew->lock);
+    job(arg, 0);
+    kvc__lock_enter(&crew->lock);
+    crew->open = 0;
+    while (crew->n_active != 0) kvc__cond_wait(&crew->left, &crew->lock);
+    kvc__lock_leave(&crew->lock);
+}
+#endif
+
+/* ------------------------------------------------------------------------------------------------
+   >>formats  How tensors are stored
+   One row per GGUF tensor type. A type with a decoder can be computed with; the others are listed
+   so that sizes can be checked and an error can say the type's name. The decoders here define
+   what the bytes mean; kernels must agree with them bit for bit.
+   ---------------------------------------------------------------------------------------------- */
+enum {
+    KVC__F32 = 0, KVC__F16 = 1, KVC__Q4_0 = 2, KVC__Q8_0 = 8, KVC__BF16 = 30,
+    KVC__N_TYPES = 40
+};
+
+typedef struct kvc__type_info {
+    const char *name;       /* NULL: no such type */
+    uint16_t block;         /* elements in a block */
+    uint16_t block_size;    /* bytes of a block */
+    uint8_t supported;
+    uint8_t quantized;      /* activations are rounded to 8 bits before the product */
+} kvc__type_info;
+
+static const kvc__type_info kvc__types[KVC__N_TYPES] = {
+    /*  0 */ {"F32", 1, 4, 1, 0},
+    /*  1 */ {"F16", 1, 2, 1, 0},
+    /*  2 */ {"Q4_0", 32, 18, 1, 1},
+    /*  3 */ {"Q4_1", 32, 20, 0, 1},
+    /*  4 */ {NULL, 0, 0, 0, 0},
+    /*  5 */ {NULL, 0, 0, 0, 0},
+    /*  6 */ {"Q5_0", 32, 22, 0, 1},
+    /*  7 */ {"Q5_1", 32, 24, 0, 1},
+    /*  8 */ {"Q8_0", 32, 34, 1, 1},
+    /*  9 */ {"Q8_1", 32, 36, 0, 1},
+    /* 10 */ {"Q2_K", 256, 84, 0, 1},
+    /* 11 */ {"Q3_K", 256, 110, 0, 1},
+    /* 12 */ {"Q4_K", 256, 144, 0, 1},
+    /* 13 */ {"Q5_K", 256, 176, 0, 1},
+    /* 14 */ {"Q6_K", 256, 210, 0, 1},
+    /* 15 */ {"Q8_K", 256, 292, 0, 1},
+    /* 16 */ {"IQ2_XXS", 256, 66, 0, 1},
+    /* 17 */ {"IQ2_XS", 256, 74, 0, 1},
+    /* 18 */ {"IQ3_XXS", 256, 98, 0, 1},
+    /* 19 */ {"IQ1_S", 256, 50, 0, 1},
+    /* 20 */ {"IQ4_NL", 32, 18, 0, 1},
+    /* 21 */ {"IQ3_S", 256, 110, 0, 1},
+    /* 22 */ {"IQ2_S", 256, 82, 0, 1},
+    /* 23 */ {"IQ4_XS", 256, 136, 0, 1},
+    /* 24 */ {"I8", 1, 1, 0, 0},
+    /* 25 */ {"I16", 1, 2, 0, 0},
+    /* 26 */ {"I32", 1, 4, 0, 0},
+    /* 27 */ {"I64", 1, 8, 0, 0},
+    /* 28 */ {"F64", 1, 8, 0, 0},
+    /* 29 */ {"IQ1_M", 256, 56, 0, 1},
+    /* 30 */ {"BF16", 1, 2, 1, 0},
+    /* 31 */ {NULL, 0, 0, 0, 0},
+    /* 32 */ {NULL, 0, 0, 0, 0},
+    /* 33 */ {NULL, 0, 0, 0, 0},
+    /* 34 */ {"TQ1_0", 256, 54, 0, 1},
+    /* 35 */ {"TQ2_0", 256, 66, 0, 1},
+    /* 36 */ {NULL, 0, 0, 0, 0},
+    /* 37 */ {NULL, 0, 0, 0, 0},
+    /* 38 */ {NULL, 0, 0, 0, 0},
+    /* 39 */ {"MXFP4", 32, 17, 0, 1},
+};
+
+/* NULL for a number that is no type. */
+static const kvc__type_info *kvc__type(uint32_t type)
+{
+    return type < KVC__N_TYPES && kvc__types[type].name != NULL ? &kvc__types[type] : NULL;
+}
+
+/* Decodes n elements (whole blocks) of a supported type to floats. */
+static void kvc__decode_row(float *dst, const unsigned char *src, uint32_t type, size_t n)
+{
+    size_t i, j;
+    switch (type) {
+    case KVC__F32: memcpy(dst, src, n * sizeof(float)); break;
+    case KVC__F16: for (i = 0; i < n; i++) dst[i] = kvc__f16_to_f32(kvc__rd16(src + 2 * i)); break;
+    case KVC__BF16:
+        for (i = 0; i < n; i++) dst[i] = kvc__bf16_to_f32(kvc__rd16(src + 2 * i));
+        break;
+    case KVC__Q8_0:     /* f16 scale, 32 signed bytes */
+        for (i = 0; i < n; i += 32, src += 34) {
+            float d = kvc__f16_to_f32(kvc__rd16(src));
+            for (j = 0; j < 32; j++) dst[i + j] = d * (float)(int8_t)src[2 + j];
+        }
+        break;
+    case KVC__Q4_0:     /* f16 scale, 16 bytes: low halves are elements 0..15, high halves 16..31 */
+        for (i = 0; i < n; i += 32, src += 18) {
+            float d = kvc__f16_to_f32(kvc__rd16(src));
+            for (j = 0; j < 16; j++) {
+                dst[i + j] = d * (float)((int)(src[2 + j] & 15) - 8);
+                dst[i + j + 16] = d * (float)((int)(src[2 + j] >> 4) - 8);
+            }
+        }
+        break;
+    default: break;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>dispatch  One set of kernels, compiled once per instruction set
+   This header includes itself once per set: the last section, >>kernels, is what such a pass
+   sees. The list below gives the fields of the table, each pass's table and the prototypes. Every
+   set gives the same bits; which one runs is a matter of speed only.
+   ---------------------------------------------------------------------------------------------- */
+
+/* A tile of a matrix product: y[r][o] = sum over i of w[o][i] * x[r][i]. */
+typedef struct kvc__mm {
+    const unsigned char *w;     /* first row of the tile, [n_out] rows of k elements */
+    size_t w_stride;            /* bytes from row to row */
+    const float *x;             /* [n_rows, k], float types */
+    size_t x_stride;            /* elements from row to row, of x and of xq */
+    const int8_t *xq;           /* [n_rows, k] the same rows in 8 bits, quantized types */
+    const float *xd;            /* [n_rows, k / 32] their scales */
+    const int32_t *xsum;        /* [n_rows, k / 32] sums of xq over each block */
+    float *y;                   /* [n_rows, y_stride] */
+    size_t y_stride;
+    uint32_t n_out, n_rows, k;
+} kvc__mm;
+
+/* Attention of one row for the query heads that share one key head. Positions are absolute in the
+   sequence; the row of position p lies in page ring[(p / page) % ring_cap]. */
+typedef struct kvc__attn {
+    const float *q;             /* [n_q, head_dim], rotated and scaled */
+    float *out;                 /* [n_q, head_dim_v] */
+    const unsigned char *pages; /* page 0 */
+    size_t page_bytes;
+    size_t k_offset, v_offset;  /* of this layer's and head's rows inside a page */
+    const uint32_t *ring;
+    uint32_t ring_cap, page_shift;
+    uint32_t n_q, head_dim, head_dim_v, v_stride;   /* v_stride: elements from row to row */
+    uint32_t begin, end;        /* positions seen: begin <= p < end */
+    kvc_kv_type type_k, type_v;
+} kvc__attn;
+
+/* A row is attended to in spans of this many positions, cut at multiples of it: the one place where
+   the order of attention's sums is decided. A multiple of the largest page. */
+#define KVC__SPAN 256u
+
+#define KVC__KERNELS(X) \
+    X(void, mm_f32, (const kvc__mm *a)) \
+    X(void, mm_f16, (const kvc__mm *a)) \
+    X(void, mm_bf16, (const kvc__mm *a)) \
+    X(void, mm_q8_0, (const kvc__mm *a)) \
+    X(void, mm_q4_0, (const kvc__mm *a)) \
+    X(void, quantize, (const float *x, uint32_t n, int8_t *q, float *d, int32_t *sum)) \
+    X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
+    X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
+    X(void, attention, (const kvc__attn *a))
+
+#define KVC__FIELD(ret, name, args) ret (*name) args;
+typedef struct kvc__kernels {
+    kvc_isa isa;
+    const char *name;
+    KVC__KERNELS(KVC__FIELD)
+} kvc__kernels;
+#undef KVC__FIELD
+
+#ifndef KVC_HEADER_FILENAME
+#define KVC_HEADER_FILENAME "kvc.h"     /* a renamed copy defines its own name before inclusion */
+#endif
+#define KVC__STRING(x) #x
+#define KVC__XSTRING(x) KVC__STRING(x)
+#define KVC__XCAT(a, b) a##_##b
+#define KVC__CAT(a, b) KVC__XCAT(a, b)
+/* One instruction set for the functions between region and end; MSVC needs none. */
+#if defined(__clang__)
+#define KVC__REGION(t) _Pragma(KVC__STRING(clang attribute push(__attribute__((target(t))), \
+    apply_to = function)))
+#define KVC__REGION_END _Pragma("clang attribute pop")
+#elif defined(__GNUC__)
+/* GCC 12's own AVX-512 headers set off its warning about uninitialised variables (PR 105593). */
+#define KVC__REGION(t) _Pragma("GCC push_options") _Pragma(KVC__STRING(GCC target(t))) \
+    _Pragma("GCC diagnostic push") _Pragma("GCC diagnostic ignored \"-Wuninitialized\"") \
+    _Pragma("GCC diagnostic ignored \"-Wmaybe-uninitialized\"")
+#define KVC__REGION_END _Pragma("GCC diagnostic pop") _Pragma("GCC pop_options")
+#else
+#define KVC__REGION(t)
+#define KVC__REGION_END
+#endif
+
+/* The passes, numbered as kvc_isa. */
+#define KVC__PASS 1
+#define KVC__ISA base
+#include KVC_HEADER_FILENAME
+#if KVC__SIMD_NEON
+#define KVC__PASS 2
+#define KVC__ISA neon
+#include KVC_HEADER_FILENAME
+#endif
+#if KVC__SIMD_X86
+#define KVC__PASS 3
+#define KVC__ISA avx2
+KVC__REGION("avx2,fma,f16c")
+#include KVC_HEADER_FILENAME
+KVC__REGION_END
+#define KVC__PASS 4
+#define KVC__ISA avx512
+KVC__REGION("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl")
+#include KVC_HEADER_FILENAME
+KVC__REGION_END
+#define KVC__PASS 5
+#define KVC__ISA avx512vnni
+KVC__REGION("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
+#include KVC_HEADER_FILENAME
+KVC__REGION_END
+#endif
+
+#if KVC__SIMD_X86
+static void kvc__cpuid(uint32_t leaf, uint32_t r[4])
+{
+#if defined(_MSC_VER) && !defined(__clang__)
+    int t[4];
+    __cpuidex(t, (int)leaf, 0);
+    memcpy(r, t, sizeof t);
+#else
+    __cpuid_count(leaf, 0, r[0], r[1], r[2], r[3]);
+#endif
+}
+
+/* Which register files the operating system saves (XCR0). */
+static uint32_t kvc__xcr0(void)
+{
+#if defined(_MSC_VER) && !defined(__clang__)
+    return (uint32_t)_xgetbv(0);
+#else
+    uint32_t lo, hi;
+    __asm__ __volatile__("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+    return lo;
+#endif
+}
+#endif
+
+/* The best set that the processor and the operating system can run. */
+static kvc_isa kvc__isa_detect(void)
+{
+#if KVC__SIMD_X86
+    uint32_t r[4], c1, b7, c7, xcr0;
+    const uint32_t f512 = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);    /* F DQ BW VL */
+    kvc__cpuid(0, r);
+    if (r[0] < 7) return KVC_ISA_BASE;
+    kvc__cpuid(1, r);
+    c1 = r[2];
+    if ((c1 & (1u << 27)) == 0) return KVC_ISA_BASE;                            /* OSXSAVE */
+    xcr0 = kvc__xcr0();
+    kvc__cpuid(7, r);
+    b7 = r[1];
+    c7 = r[2];
+    if ((xcr0 & 6u) != 6u || (b7 & (1u << 5)) == 0 || (c1 & (1u << 12)) == 0 ||
+        (c1 & (1u << 29)) == 0)                                                 /* AVX2 FMA F16C */
+        return KVC_ISA_BASE;
+    if ((xcr0 & 0xe6u) != 0xe6u || (b7 & f512) != f512) return KVC_ISA_AVX2;
+    return (c7 & (1u << 11)) != 0 ? KVC_ISA_AVX512_VNNI : KVC_ISA_AVX512;
+#elif KVC__SIMD_NEON
+    return KVC_ISA_NEON;
+#else
+    return KVC_ISA_BASE;
+#endif
+}
+
+/* The best table up to the cap. */
+static const kvc__kernels *kvc__kernels_pick(kvc_isa cap)
+{
+    kvc_isa isa = kvc__isa_detect();
+    if (cap != KVC_ISA_BEST && cap < isa) isa = cap;
+#if KVC__SIMD_X86
+    if (isa == KVC_ISA_AVX512_VNNI) return &kvc__table_avx512vnni;
+    if (isa == KVC_ISA_AVX512) return &kvc__table_avx512;
+    if (isa == KVC_ISA_AVX2) return &kvc__table_avx2;
+#endif
+#if KVC__SIMD_NEON
+    if (isa == KVC_ISA_NEON) return &kvc__table_neon;
+#endif
+    return &kvc__table_base;
+}
+
+typedef void (*kvc__mm_fn)(const kvc__mm *a);
+
+static kvc__mm_fn kvc__mm_pick(const kvc__kernels *k, uint32_t type)
+{
+    switch (type) {
+    case KVC__F32: return k->mm_f32;
+    case KVC__F16: return k->mm_f16;
+    case KVC__BF16: return k->mm_bf16;
+    case KVC__Q8_0: return k->mm_q8_0;
+    case KVC__Q4_0: return k->mm_q4_0;
+    default: return NULL;
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>gguf  The reader of GGUF files
+   Source: ggml's docs/gguf.md, versions 2 and 3. The file is a block of bytes; the reader checks
+   every length, count, offset and type against what is left before it uses it and keeps pointers
+   into the block, never copies of tensor data. One allocation holds the index: entries, tensors
+   and a hash table over the names of both, which also finds duplicates.
+   ---------------------------------------------------------------------------------------------- */
+typedef struct kvc__tensor {
+    const char *name;       /* in the file, not zero-terminated */
+    size_t name_size;
+    uint32_t type;
+    uint32_t n_dims;        /* 1 .. 4; dims past it are 1 */
+    uint64_t dims[4];       /* dims[0] is the length of a row */
+    uint64_t offset;        /* from the first byte of tensor data */
+    const unsigned char *data;
+    size_t size;            /* bytes */
+} kvc__tensor;
+
+typedef struct kvc__gguf {
+    kvc_meta *metas;
+    kvc__tensor *tensors;
+    unsigned char *used;    /* [n_tensors] 1: the model took it */
+    uint32_t *slots;        /* open addressing; 1 + index, metas first, then tensors; 0 is free */
+    size_t n_metas, n_tensors, n_slots;
+    uint32_t version;
+    void *block;
+    size_t block_size;
+} kvc__gguf;
+
+/* What is left of the file. Every take checks first. */
+typedef struct kvc__reader {
+    const unsigned char *p;
+    size_t left;
+    const unsigned char *start;
+} kvc__reader;
+
+static const unsigned char *kvc__reader_take(kvc__reader *c, uint64_t size)
+{
+    const unsigned char *p = c->p;
+    if (size > c->left) return NULL;
+    c->p += size;
+    c->left -= (size_t)size;
+    return p;
+}
+
+static int kvc__reader_u32(kvc__reader *c, uint32_t *v)
+{
+    const unsigned char *p = kvc__reader_take(c, 4);
+    if (p != NULL) *v = kvc__rd32(p);
+    return p != NULL;
+}
+
+static int kvc__reader_u64(kvc__reader *c, uint64_t *v)
+{
+    const unsigned char *p = kvc__reader_take(c, 8);
+    if (p != NULL) *v = kvc__rd64(p);
+    return p != NULL;
+}
+
+static int kvc__reader_string(kvc__reader *c, const char **s, size_t *size)
+{
+    uint64_t n;
+    if (!kvc__reader_u64(c, &n)) return 0;
+    *s = (const char *)kvc__reader_take(c, n);
+    *size = (size_t)n;
+    return *s != NULL;
+}
+
+/* Bytes of a fixed-size metadata value; 0 for strings, arrays and unknown types. */
+static uint32_t kvc__meta_size(uint32_t type)
+{
+    static const unsigned char sizes[13] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
+    return type < 13 ? sizes[type] : 0;
+}
+
+/* "metadata entry 7" for errors before a name is known */
+static kvc_result kvc__gguf_cut(kvc_error *err, const kvc__reader *c, const char *what,
+    uint64_t index)
+{
+    kvc__msg m;
+    if (err == NULL) return KVC_ERROR_FORMAT;
+    kvc__fail(err, KVC_ERROR_FORMAT, "", "the file ends in the middle of it");
+    kvc__msg_start(&m, err->where, sizeof err->where);
+    kvc__msg_text(&m, what);
+    kvc__msg_u64(&m, index);
+    err->position = (uint64_t)(c->p - c->start);
+    return KVC_ERROR_FORMAT;
+}
+
+/* An error about the thing with this name, at the cursor. */
+static kvc_result kvc__gguf_bad(kvc_error *err, const kvc__reader *c, kvc_result code,
+    const char *name, size_t name_size, const char *message)
+{
+    kvc__fail_bytes(err, code, name, name_size, message);
+    if (err != NULL) err->position = (uint64_t)(c->p - c->start);
+    return code;
+}
+
+/* Reads an array's header and steps over its items. */
+static kvc_result kvc__gguf_array(kvc__reader *c, kvc_meta *m, kvc_error *err)
+{
+    uint32_t item_type, item_size;
+    uint64_t i, bytes;
+    const char *s;
+    size_t size;
+    if (!kvc__reader_u32(c, &item_type) || !kvc__reader_u64(c, &m->n_items))
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+            "the file ends in this array");
+    if (item_type == KVC_META_ARRAY)
+        return kvc__gguf_bad(err, c, KVC_ERROR_UNSUPPORTED, m->key, m->key_size,
+            "an array of arrays");
+    item_size = kvc__meta_size(item_type);
+    if (item_size == 0 && item_type != KVC_META_STRING)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+            "unknown type of array items");
+    m->item_type = (kvc_meta_type)item_type;
+    m->data = c->p;
+    if (item_size != 0) {
+        if (!kvc__mul_u64(&bytes, m->n_items, item_size) || kvc__reader_take(c, bytes) == NULL)
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+                "more array items than the file has bytes for");
+    } else {
+        if (m->n_items > c->left / 8)
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+                "more array items than the file has bytes for");
+        for (i = 0; i < m->n_items; i++) {
+            if (!kvc__reader_string(c, &s, &size))
+                return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+                    "a string that is longer than the file");
+        }
+    }
+    m->data_size = (size_t)(c->p - (const unsigned char *)m->data);
+    return KVC_OK;
+}
+
+static kvc_result kvc__gguf_meta(kvc__reader *c, kvc_meta *m, uint64_t index, kvc_error *err)
+{
+    uint32_t type, size;
+    const char *s;
+    memset(m, 0, sizeof *m);
+    if (!kvc__reader_string(c, &m->key, &m->key_size))
+        return kvc__gguf_cut(err, c, "metadata entry ", index);
+    if (m->key_size == 0 || m->key_size > 65535)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+            "a key of 0 or over 65535 bytes");
+    if (!kvc__reader_u32(c, &type))
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+            "the file ends before its type");
+    m->n_items = 1;
+    m->type = (kvc_meta_type)type;
+    if (type == KVC_META_ARRAY) return kvc__gguf_array(c, m, err);
+    if (type == KVC_META_STRING) {
+        if (!kvc__reader_string(c, &s, &m->data_size))
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+                "a string that is longer than the file");
+        m->data = s;
+        return KVC_OK;
+    }
+    size = kvc__meta_size(type);
+    if (size == 0)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size, "unknown value type");
+    m->data = kvc__reader_take(c, size);
+    m->data_size = size;
+    if (m->data == NULL)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+            "the file ends in its value");
+    if (type == KVC_META_BOOL && *(const unsigned char *)m->data > 1)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+            "a boolean other than 0 and 1");
+    return KVC_OK;
+}
+
+/* Reads name, shape, type and offset; where the data starts is known only after the last entry. */
+static kvc_result kvc__gguf_tensor(kvc__reader *c, kvc__tensor *t, uint64_t index, kvc_error *err)
+{
+    const kvc__type_info *info;
+    uint64_t n = 1, bytes;
+    uint32_t i;
+    memset(t, 0, sizeof *t);
+    if (!kvc__reader_string(c, &t->name, &t->name_size))
+        return kvc__gguf_cut(err, c, "tensor ", index);
+    if (t->name_size == 0 || t->name_size > 65535)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+            "a tensor name of 0 or over 65535 bytes");
+    if (!kvc__reader_u32(c, &t->n_dims))
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+            "the file ends in its shape");
+    if (t->n_dims < 1 || t->n_dims > 4)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+            "not 1 to 4 dimensions");
+    for (i = 0; i < 4; i++) t->dims[i] = 1;
+    for (i = 0; i < t->n_dims; i++) {
+        if (!kvc__reader_u64(c, &t->dims[i]))
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+                "the file ends in its shape");
+        if (t->dims[i] == 0)
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+                "a dimension is zero");
+        if (!kvc__mul_u64(&n, n, t->dims[i]) || n > (uint64_t)INT64_MAX)
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+                "the dimensions multiply to more than 2^63 elements");
+    }
+    if (!kvc__reader_u32(c, &t->type) || !kvc__reader_u64(c, &t->offset))
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+            "the file ends before its type and offset");
+    info = kvc__type(t->type);
+    if (info == NULL)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+            "unknown tensor type");
+    if (t->dims[0] % info->block != 0)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+            "the row length is not a multiple of its type's block");
+    if (!kvc__mul_u64(&bytes, n / info->block, info->block_size) || bytes > SIZE_MAX)
+        return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+            "its size passes the address space");
+    t->size = (size_t)bytes;
+    return KVC_OK;
+}
+
+static const char *kvc__gguf_name(const kvc__gguf *g, size_t i, size_t *size)
+{
+    if (i < g->n_metas) {
+        *size = g->metas[i].key_size;
+        return g->metas[i].key;
+    }
+    *size = g->tensors[i - g->n_metas].name_size;
+    return g->tensors[i - g->n_metas].name;
+}
+
+/* The slot of a name: its own or the free one where it belongs. Keys and tensors hash apart. */
+static size_t kvc__gguf_slot(const kvc__gguf *g, const char *name, size_t size, int is_tensor)
+{
+    size_t mask = g->n_slots - 1, i, s, other_size;
+    const char *other;
+    i = (size_t)kvc__hash_bytes(name, size, (uint64_t)is_tensor) & mask;
+    for (; g->slots[i] != 0; i = (i + 1) & mask) {
+        s = g->slots[i] - 1;
+        if ((s >= g->n_metas) != (is_tensor != 0)) continue;
+        other = kvc__gguf_name(g, s, &other_size);
+        if (other_size == size && memcmp(other, name, size) == 0) break;
+    }
+    return i;
+}
+
+/* Enters name i; 0 if it is there already. */
+static int kvc__gguf_enter(kvc__gguf *g, size_t i)
+{
+    size_t size, slot;
+    const char *name = kvc__gguf_name(g, i, &size);
+    slot = kvc__gguf_slot(g, name, size, i >= g->n_metas);
+    if (g->slots[slot] != 0) return 0;
+    g->slots[slot] = (uint32_t)(i + 1);
+    return 1;
+}
+
+static int kvc__gguf_find(const kvc__gguf *g, const char *key, kvc_meta *out)
+{
+    size_t slot = kvc__gguf_slot(g, key, strlen(key), 0);
+    memset(out, 0, sizeof *out);
+    if (g->slots[slot] == 0) return 0;
+    *out = g->metas[g->slots[slot] - 1];
+    return 1;
+}
+
+/* The tensor of this name, marked as used, or NULL. */
+static const kvc__tensor *kvc__gguf_find_tensor(kvc__gguf *g, const char *name)
+{
+    size_t slot = kvc__gguf_slot(g, name, strlen(name), 1), i;
+    if (g->slots[slot] == 0) return NULL;
+    i = g->slots[slot] - 1 - g->n_metas;
+    g->used[i] = 1;
+    return &g->tensors[i];
+}
+
+/* Magic, version and counts; the counts are bounded by the bytes that the smallest entries need. */
+static kvc_result kvc__gguf_header(kvc__reader *c, kvc__gguf *g, kvc_error *err)
+{
+    const unsigned char *magic = kvc__reader_take(c, 4);
+    uint64_t n_tensors, n_metas;
+    if (magic == NULL || memcmp(magic, "GGUF", 4) != 0)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "header", "not a GGUF file");
+    if (!kvc__reader_u32(c, &g->version) || !kvc__reader_u64(c, &n_tensors) ||
+        !kvc__reader_u64(c, &n_metas))
+        return kvc__fail(err, KVC_ERROR_FORMAT, "header", "the file ends in its header");
+    if (g->version != 0 && (g->version & 0xffffu) == 0)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "header", "a big-endian file");
+    if (g->version != 2 && g->version != 3)
+        return kvc__fail_numbers(err, KVC_ERROR_UNSUPPORTED, "header", "GGUF version", g->version,
+            "is not one of the known versions 2 and", 3);
+    if (n_metas > c->left / 13)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "metadata_kv_count",
+            "more metadata entries than the file has bytes for");
+    if (n_tensors > c->left / 32 || n_tensors + n_metas > 0x7fffffffu)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "tensor_count",
+            "more tensors than the file has bytes for");
+    g->n_metas = (size_t)n_metas;
+    g->n_tensors = (size_t)n_tensors;
+    return KVC_OK;
+}
+
+static kvc_result kvc__gguf_index(kvc__gguf *g, const kvc_allocator *a, kvc_error *err)
+{
+    kvc__arena arena;
+    int pass;
+    g->n_slots = 16;
+    while (g->n_slots < 2 * (g->n_metas + g->n_tensors)) g->n_slots *= 2;
+    memset(&arena, 0, sizeof arena);
+    for (pass = 0; pass < 2; pass++) {
+        arena.used = 0;
+        g->metas = (kvc_meta *)kvc__take(&arena, g->n_metas, sizeof *g->metas);
+        g->tensors = (kvc__tensor *)kvc__take(&arena, g->n_tensors, sizeof *g->tensors);
+        g->used = (unsigned char *)kvc__take(&arena, g->n_tensors, 1);
+        g->slots = (uint32_t *)kvc__take(&arena, g->n_slots, sizeof *g->slots);
+        if (pass == 1) break;
+        g->block_size = arena.used;
+        g->block = arena.overflow ? NULL : kvc__alloc(a, arena.used, 64);
+        if (g->block == NULL)
+            return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for the index");
+        arena.base = (unsigned char *)g->block;
+    }
+    memset(g->slots, 0, g->n_slots * sizeof *g->slots);
+    if (g->n_tensors != 0) memset(g->used, 0, g->n_tensors);
+    return KVC_OK;
+}
+
+static kvc_result kvc__gguf_alignment(const kvc__gguf *g, uint64_t *out, kvc_error *err)
+{
+    kvc_meta m;
+    *out = 32;
+    if (!kvc__gguf_find(g, "general.alignment", &m)) return KVC_OK;
+    if (m.type != KVC_META_U32)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "general.alignment",
+            "not an unsigned 32-bit number");
+    *out = kvc__rd32(m.data);
+    if (*out == 0 || (*out & (*out - 1)) != 0 || *out > (1u << 20))
+        return kvc__fail(err, KVC_ERROR_FORMAT, "general.alignment",
+            "not a power of two up to 2^20");
+    return KVC_OK;
+}
+
+/* Places the tensors: the offsets are relative to the first aligned byte after the index. */
+static kvc_result kvc__gguf_place(kvc__gguf *g, kvc__reader *c, uint64_t alignment, kvc_error *err)
+{
+    uint64_t at = (uint64_t)(c->p - c->start), pad = (alignment - at % alignment) % alignment;
+    size_t i;
+    if (g->n_tensors == 0) return KVC_OK;
+    if (kvc__reader_take(c, pad) == NULL)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "tensor data", "the file ends before its tensors");
+    for (i = 0; i < g->n_tensors; i++) {
+        kvc__tensor *t = &g->tensors[i];
+        if (t->offset % alignment != 0)
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+                "its offset is not aligned");
+        if (t->offset > c->left || t->size > c->left - (size_t)t->offset)
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+                "its data lies past the end of the file");
+        t->data = c->p + (size_t)t->offset;
+    }
+    return KVC_OK;
+}
+
+static void kvc__gguf_close(kvc__gguf *g, const kvc_allocator *a)
+{
+    kvc__free(a, g->block, g->block_size);
+    memset(g, 0, sizeof *g);
+}
+
+static kvc_result kvc__gguf_parse(kvc__gguf *g, kvc__reader *c, kvc_error *err)
+{
+    uint64_t alignment;
+    size_t i;
+    kvc_result r;
+    for (i = 0; i < g->n_metas; i++) {
+        kvc_meta *m = &g->metas[i];
+        if ((r = kvc__gguf_meta(c, m, i, err)) != KVC_OK) return r;
+        if (!kvc__gguf_enter(g, i))
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, m->key, m->key_size,
+                "the key appears twice");
+    }
+    if ((r = kvc__gguf_alignment(g, &alignment, err)) != KVC_OK) return r;
+    for (i = 0; i < g->n_tensors; i++) {
+        kvc__tensor *t = &g->tensors[i];
+        if ((r = kvc__gguf_tensor(c, t, i, err)) != KVC_OK) return r;
+        if (!kvc__gguf_enter(g, g->n_metas + i))
+            return kvc__gguf_bad(err, c, KVC_ERROR_FORMAT, t->name, t->name_size,
+                "the tensor appears twice");
+    }
+    return kvc__gguf_place(g, c, alignment, err);
+}
+
+static kvc_result kvc__gguf_open(kvc__gguf *g, const void *data, size_t size,
+    const kvc_allocator *a, kvc_error *err)
+{
+    kvc__reader c;
+    kvc_result r;
+    memset(g, 0, sizeof *g);
+    c.p = c.start = (const unsigned char *)data;
+    c.left = size;
+    if ((r = kvc__gguf_header(&c, g, err)) != KVC_OK) return r;
+    if ((r = kvc__gguf_index(g, a, err)) != KVC_OK) return r;
+    r = kvc__gguf_parse(g, &c, err);
+    if (r != KVC_OK) kvc__gguf_close(g, a);
+    return r;
+}
+
+/* ---- values ---- */
+static int kvc__meta_number(const kvc_meta *m, double *out)
+{
+    const unsigned char *p = (const unsigned char *)m->data;
+    *out = 0.0;
+    switch (m->type) {
+    case KVC_META_U8: case KVC_META_BOOL: *out = p[0]; return 1;
+    case KVC_META_I8: *out = (int8_t)p[0]; return 1;
+    case KVC_META_U16: *out = kvc__rd16(p); return 1;
+    case KVC_META_I16: *out = (int16_t)kvc__rd16(p); return 1;
+    case KVC_META_U32: *out = kvc__rd32(p); return 1;
+    case KVC_META_I32: *out = (int32_t)kvc__rd32(p); return 1;
+    case KVC_META_F32: *out = (double)kvc__rdf32(p); return 1;
+    case KVC_META_U64: *out = (double)kvc__rd64(p); return 1;
+    case KVC_META_I64: *out = (double)(int64_t)kvc__rd64(p); return 1;
+    case KVC_META_F64: *out = kvc__rdf64(p); return 1;
+    default: return 0;
+    }
+}
+
+static int kvc__meta_is_integer(const kvc_meta *m)
+{
+    return m->type <= KVC_META_I32 || m->type == KVC_META_U64 || m->type == KVC_META_I64;
+}
+
+static int kvc__meta_is_text(const kvc_meta *m, const char *text)
+{
+    return m->type == KVC_META_STRING && m->data_size == strlen(text) &&
+        memcmp(m->data, text, m->data_size) == 0;
+}
+
+static kvc_result kvc__meta_item(const kvc_meta *array, uint64_t i, kvc_meta *out)
+{
+    const unsigned char *p = (const unsigned char *)array->data;
+    uint32_t size;
+    memset(out, 0, sizeof *out);
+    if (array->type != KVC_META_ARRAY || i >= array->n_items) return KVC_ERROR_ARGUMENT;
+    out->key = array->key;
+    out->key_size = array->key_size;
+    out->type = array->item_type;
+    out->n_items = 1;
+    size = kvc__meta_size((uint32_t)array->item_type);
+    if (size != 0) {
+        out->data = p + (size_t)i * size;
+        out->data_size = size;
+        return KVC_OK;
+    }
+    for (; i > 0; i--) p += 8 + (size_t)kvc__rd64(p);
+    out->data = p + 8;
+    out->data_size = (size_t)kvc__rd64(p);
+    return KVC_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>unicode  UTF-8 and character classes
+   Owns the UTF-8 reader and writer and the general category of every code point, as far as the
+   tokenizers' splits ask for it. The reader takes any bytes: what is ill-formed comes out as one
+   "bad" character for each maximal part (Unicode standard, section 3.9, U+FFFD substitution of
+   maximal subparts), so no input is refused and none is read past its end.
+   ---------------------------------------------------------------------------------------------- */
+
+#define KVC__UTF8_BAD 0x110000u     /* ill-formed; past the last code point */
+#define KVC__UTF8_CUT 0x110001u     /* the start of a character that the end cuts off */
+
+/* Reads one character of p[0..n), n > 0, and returns its size in bytes. Bounds of the second byte
+   keep out overlong forms, surrogates and what is above U+10FFFF (Unicode standard, table 3-7). */
+static size_t kvc__utf8_read(const unsigned char *p, size_t n, uint32_t *cp)
+{
+    uint32_t c = p[0], low = 0x80, high = 0xBF;
+    size_t i, size;
+    *cp = c;
+    if (c < 0x80) return 1;
+    *cp = KVC__UTF8_BAD;
+    if (c < 0xC2 || c > 0xF4) return 1;
+    size = c < 0xE0 ? 2 : c < 0xF0 ? 3 : 4;
+    if (c == 0xE0) low = 0xA0;
+    if (c == 0xED) high = 0x9F;
+    if (c == 0xF0) low = 0x90;
+    if (c == 0xF4) high = 0x8F;
+    c &= 0x7Fu >> size;
+    for (i = 1; i < size; i++) {
+        if (i == n) {
+            *cp = KVC__UTF8_CUT;
+            return n;
+        }
+        if (p[i] < low || p[i] > high) return i;
+        c = c << 6 | (p[i] & 0x3Fu);
+        low = 0x80;
+        high = 0xBF;
+    }
+    *cp = c;
+    return size;
+}
+
+/* Classes of code points, as bits so that sets of them can be written with |. */
+enum {
+    KVC__CLASS_OTHER = 1,       /* separators, controls, unassigned */
+    KVC__CLASS_LETTER = 2,      /* L: Lu Ll Lt Lm Lo */
+    KVC__CLASS_MARK = 4,        /* M */
+    KVC__CLASS_NUMBER = 8,      /* N: Nd Nl No */
+    KVC__CLASS_PUNCT = 16,      /* P */
+    KVC__CLASS_SYMBOL = 32      /* S, and ill-formed bytes */
+};
+
+/* (first code point << 3 | bit number of the class), rising; good up to the next entry. Unicode
+   15.0, printed by tests/unicode_tables.py from UnicodeData.txt. */
+static const uint32_t kvc__class_table[] = {
+    0x0,0x10c,0x125,0x12c,0x15d,0x164,0x183,0x1d4,0x1e5,0x1fc,0x209,0x2dc,0x2f5,0x2fc,0x305,0x309,
+    0x3dc,0x3e5,0x3ec,0x3f5,0x3f8,0x50c,0x515,0x53c,0x545,0x551,0x55c,0x565,0x568,0x575,0x593,0x5a5,
+    0x5a9,0x5b4,0x5c5,0x5cb,0x5d1,0x5dc,0x5e3,0x5fc,0x601,0x6bd,0x6c1,0x7bd,0x7c1,0x1615,0x1631,
+    0x1695,0x1701,0x172d,0x1761,0x176d,0x1771,0x177d,0x1802,0x1b81,0x1bad,0x1bb1,0x1bc0,0x1bd1,
+    0x1bf4,0x1bf9,0x1c00,0x1c25,0x1c31,0x1c3c,0x1c41,0x1c58,0x1c61,0x1c68,0x1c71,0x1d10,0x1d19,
+    0x1fb5,0x1fb9,0x2415,0x241a,0x2451,0x2980,0x2989,0x2ab8,0x2ac9,0x2ad4,0x2b01,0x2c4c,0x2c58,
+    0x2c6d,0x2c80,0x2c8a,0x2df4,0x2dfa,0x2e04,0x2e0a,0x2e1c,0x2e22,0x2e34,0x2e3a,0x2e40,0x2e81,
+    0x2f58,0x2f79,0x2f9c,0x2fa8,0x3035,0x304c,0x305d,0x3064,0x3075,0x3082,0x30dc,0x30e0,0x30ec,
+    0x3101,0x325a,0x3303,0x3354,0x3371,0x3382,0x3389,0x36a4,0x36a9,0x36b2,0x36e8,0x36f5,0x36fa,
+    0x3729,0x373a,0x374d,0x3752,0x3771,0x3783,0x37d1,0x37ed,0x37f9,0x3804,0x3870,0x3881,0x388a,
+    0x3891,0x3982,0x3a58,0x3a69,0x3d32,0x3d89,0x3d90,0x3e03,0x3e51,0x3f5a,0x3fa1,0x3fb5,0x3fbc,
+    0x3fd1,0x3fd8,0x3fea,0x3ff5,0x4001,0x40b2,0x40d1,0x40da,0x4121,0x412a,0x4141,0x414a,0x4170,
+    0x4184,0x41f8,0x4201,0x42ca,0x42e0,0x42f4,0x42f8,0x4301,0x4358,0x4381,0x4445,0x4449,0x4478,
+    0x44c2,0x4501,0x4652,0x4710,0x471a,0x4821,0x49d2,0x49e9,0x49f2,0x4a81,0x4a8a,0x4ac1,0x4b12,
+    0x4b24,0x4b33,0x4b84,0x4b89,0x4c0a,0x4c20,0x4c29,0x4c68,0x4c79,0x4c88,0x4c99,0x4d48,0x4d51,
+    0x4d88,0x4d91,0x4d98,0x4db1,0x4dd0,0x4de2,0x4de9,0x4df2,0x4e28,0x4e3a,0x4e48,0x4e5a,0x4e71,
+    0x4e78,0x4eba,0x4ec0,0x4ee1,0x4ef0,0x4ef9,0x4f12,0x4f20,0x4f33,0x4f81,0x4f95,0x4fa3,0x4fd5,
+    0x4fe1,0x4fec,0x4ff2,0x4ff8,0x500a,0x5020,0x5029,0x5058,0x5079,0x5088,0x5099,0x5148,0x5151,
+    0x5188,0x5191,0x51a0,0x51a9,0x51b8,0x51c1,0x51d0,0x51e2,0x51e8,0x51f2,0x5218,0x523a,0x5248,
+    0x525a,0x5270,0x528a,0x5290,0x52c9,0x52e8,0x52f1,0x52f8,0x5333,0x5382,0x5391,0x53aa,0x53b4,
+    0x53b8,0x540a,0x5420,0x5429,0x5470,0x5479,0x5490,0x5499,0x5548,0x5551,0x5588,0x5591,0x55a0,
+    0x55a9,0x55d0,0x55e2,0x55e9,0x55f2,0x5630,0x563a,0x5650,0x565a,0x5670,0x5681,0x5688,0x5701,
+    0x5712,0x5720,0x5733,0x5784,0x578d,0x5790,0x57c9,0x57d2,0x5800,0x580a,0x5820,0x5829,0x5868,
+    0x5879,0x5888,0x5899,0x5948,0x5951,0x5988,0x5991,0x59a0,0x59a9,0x59d0,0x59e2,0x59e9,0x59f2,
+    0x5a28,0x5a3a,0x5a48,0x5a5a,0x5a70,0x5aaa,0x5ac0,0x5ae1,0x5af0,0x5af9,0x5b12,0x5b20,0x5b33,
+    0x5b85,0x5b89,0x5b93,0x5bc0,0x5c12,0x5c19,0x5c20,0x5c29,0x5c58,0x5c71,0x5c88,0x5c91,0x5cb0,
+    0x5cc9,0x5cd8,0x5ce1,0x5ce8,0x5cf1,0x5d00,0x5d19,0x5d28,0x5d41,0x5d58,0x5d71,0x5dd0,0x5df2,
+    0x5e18,0x5e32,0x5e48,0x5e52,0x5e70,0x5e81,0x5e88,0x5eba,0x5ec0,0x5f33,0x5f9d,0x5fd8,0x6002,
+    0x6029,0x6068,0x6071,0x6088,0x6091,0x6148,0x6151,0x61d0,0x61e2,0x61e9,0x61f2,0x6228,0x6232,
+    0x6248,0x6252,0x6270,0x62aa,0x62b8,0x62c1,0x62d8,0x62e9,0x62f0,0x6301,0x6312,0x6320,0x6333,
+    0x6380,0x63bc,0x63c3,0x63fd,0x6401,0x640a,0x6424,0x6429,0x6468,0x6471,0x6488,0x6491,0x6548,
+    0x6551,0x65a0,0x65a9,0x65d0,0x65e2,0x65e9,0x65f2,0x6628,0x6632,0x6648,0x6652,0x6670,0x66aa,
+    0x66b8,0x66e9,0x66f8,0x6701,0x6712,0x6720,0x6733,0x6780,0x6789,0x679a,0x67a0,0x6802,0x6821,
+    0x6868,0x6871,0x6888,0x6891,0x69da,0x69e9,0x69f2,0x6a28,0x6a32,0x6a48,0x6a52,0x6a71,0x6a7d,
+    0x6a80,0x6aa1,0x6aba,0x6ac3,0x6af9,0x6b12,0x6b20,0x6b33,0x6bcd,0x6bd1,0x6c00,0x6c0a,0x6c20,
+    0x6c29,0x6cb8,0x6cd1,0x6d90,0x6d99,0x6de0,0x6de9,0x6df0,0x6e01,0x6e38,0x6e52,0x6e58,0x6e7a,
+    0x6ea8,0x6eb2,0x6eb8,0x6ec2,0x6f00,0x6f33,0x6f80,0x6f92,0x6fa4,0x6fa8,0x7009,0x718a,0x7191,
+    0x71a2,0x71d8,0x71fd,0x7201,0x723a,0x727c,0x7283,0x72d4,0x72e0,0x7409,0x7418,0x7421,0x7428,
+    0x7431,0x7458,0x7461,0x7520,0x7529,0x7530,0x7539,0x758a,0x7591,0x75a2,0x75e9,0x75f0,0x7601,
+    0x7628,0x7631,0x7638,0x7642,0x7678,0x7683,0x76d0,0x76e1,0x7700,0x7801,0x780d,0x7824,0x789d,
+    0x78a4,0x78ad,0x78c2,0x78d5,0x7903,0x79a5,0x79aa,0x79b5,0x79ba,0x79c5,0x79ca,0x79d4,0x79f2,
+    0x7a01,0x7a40,0x7a49,0x7b68,0x7b8a,0x7c2c,0x7c32,0x7c41,0x7c6a,0x7cc0,0x7cca,0x7de8,0x7df5,
+    0x7e32,0x7e3d,0x7e68,0x7e75,0x7e84,0x7ead,0x7ecc,0x7ed8,0x8001,0x815a,0x81f9,0x8203,0x8254,
+    0x8281,0x82b2,0x82d1,0x82f2,0x8309,0x8312,0x8329,0x833a,0x8371,0x838a,0x83a9,0x8412,0x8471,
+    0x847a,0x8483,0x84d2,0x84f5,0x8501,0x8630,0x8639,0x8640,0x8669,0x8670,0x8681,0x87dc,0x87e1,
+    0x9248,0x9251,0x9270,0x9281,0x92b8,0x92c1,0x92c8,0x92d1,0x92f0,0x9301,0x9448,0x9451,0x9470,
+    0x9481,0x9588,0x9591,0x95b0,0x95c1,0x95f8,0x9601,0x9608,0x9611,0x9630,0x9641,0x96b8,0x96c1,
+    0x9888,0x9891,0x98b0,0x98c1,0x9ad8,0x9aea,0x9b04,0x9b4b,0x9be8,0x9c01,0x9c85,0x9cd0,0x9d01,
+    0x9fb0,0x9fc1,0x9ff0,0xa004,0xa009,0xb36d,0xb374,0xb379,0xb400,0xb409,0xb4dc,0xb4e8,0xb501,
+    0xb75c,0xb773,0xb789,0xb7c8,0xb801,0xb892,0xb8b0,0xb8f9,0xb992,0xb9ac,0xb9b8,0xba01,0xba92,
+    0xbaa0,0xbb01,0xbb68,0xbb71,0xbb88,0xbb92,0xbba0,0xbc01,0xbda2,0xbea4,0xbeb9,0xbec4,0xbedd,
+    0xbee1,0xbeea,0xbef0,0xbf03,0xbf50,0xbf83,0xbfd0,0xc004,0xc05a,0xc070,0xc07a,0xc083,0xc0d0,
+    0xc101,0xc3c8,0xc401,0xc42a,0xc439,0xc54a,0xc551,0xc558,0xc581,0xc7b0,0xc801,0xc8f8,0xc902,
+    0xc960,0xc982,0xc9e0,0xca05,0xca08,0xca24,0xca33,0xca81,0xcb70,0xcb81,0xcba8,0xcc01,0xcd60,
+    0xcd81,0xce50,0xce83,0xced8,0xcef5,0xd001,0xd0ba,0xd0e0,0xd0f4,0xd101,0xd2aa,0xd2f8,0xd302,
+    0xd3e8,0xd3fa,0xd403,0xd450,0xd483,0xd4d0,0xd504,0xd539,0xd544,0xd570,0xd582,0xd678,0xd802,
+    0xd829,0xd9a2,0xda29,0xda68,0xda83,0xdad4,0xdb0d,0xdb5a,0xdba5,0xdbec,0xdbf8,0xdc02,0xdc19,
+    0xdd0a,0xdd71,0xdd83,0xddd1,0xdf32,0xdfa0,0xdfe4,0xe001,0xe122,0xe1c0,0xe1dc,0xe203,0xe250,
+    0xe269,0xe283,0xe2d1,0xe3f4,0xe401,0xe448,0xe481,0xe5d8,0xe5e9,0xe604,0xe640,0xe682,0xe69c,
+    0xe6a2,0xe749,0xe76a,0xe771,0xe7a2,0xe7a9,0xe7ba,0xe7d1,0xe7d8,0xe801,0xee02,0xf001,0xf8b0,
+    0xf8c1,0xf8f0,0xf901,0xfa30,0xfa41,0xfa70,0xfa81,0xfac0,0xfac9,0xfad0,0xfad9,0xfae0,0xfae9,
+    0xfaf0,0xfaf9,0xfbf0,0xfc01,0xfda8,0xfdb1,0xfded,0xfdf1,0xfdfd,0xfe11,0xfe28,0xfe31,0xfe6d,
+    0xfe81,0xfea0,0xfeb1,0xfee0,0xfeed,0xff01,0xff6d,0xff80,0xff91,0xffa8,0xffb1,0xffed,0xfff8,
+    0x10084,0x10140,0x10184,0x10225,0x1022c,0x10295,0x1029c,0x102f8,0x10383,0x10389,0x10390,0x103a3,
+    0x103d5,0x103ec,0x103f9,0x10403,0x10455,0x1046c,0x10478,0x10481,0x104e8,0x10505,0x10608,0x10682,
+    0x10788,0x10805,0x10811,0x1081d,0x10839,0x10845,0x10851,0x108a5,0x108a9,0x108b5,0x108c9,0x108f5,
+    0x10921,0x1092d,0x10931,0x1093d,0x10941,0x1094d,0x10951,0x10975,0x10979,0x109d5,0x109e1,0x10a05,
+    0x10a29,0x10a55,0x10a71,0x10a7d,0x10a83,0x10c19,0x10c2b,0x10c55,0x10c60,0x10c85,0x11844,0x11865,
+    0x1194c,0x1195d,0x12138,0x12205,0x12258,0x12303,0x124e5,0x12753,0x12805,0x13b44,0x13bb3,0x13ca5,
+    0x13e2c,0x13e3d,0x13f34,0x13f85,0x14c1c,0x14ccd,0x14ec4,0x14ee5,0x14fe4,0x14ff5,0x15ba0,0x15bb5,
+    0x15cb0,0x15cbd,0x16001,0x1672d,0x16759,0x1677a,0x16791,0x167a0,0x167cc,0x167eb,0x167f4,0x16801,
+    0x16930,0x16939,0x16940,0x16969,0x16970,0x16981,0x16b40,0x16b79,0x16b84,0x16b88,0x16bfa,0x16c01,
+    0x16cb8,0x16d01,0x16d38,0x16d41,0x16d78,0x16d81,0x16db8,0x16dc1,0x16df8,0x16e01,0x16e38,0x16e41,
+    0x16e78,0x16e81,0x16eb8,0x16ec1,0x16ef8,0x16f02,0x17004,0x17179,0x17184,0x17285,0x17294,0x172f0,
+    0x17405,0x174d0,0x174dd,0x177a0,0x17805,0x17eb0,0x17f85,0x17fe0,0x1800c,0x18025,0x18029,0x1803b,
+    0x18044,0x18095,0x180a4,0x18105,0x1810b,0x18152,0x18184,0x18189,0x181b5,0x181c3,0x181d9,0x181ec,
+    0x181f5,0x18200,0x18209,0x184b8,0x184ca,0x184dd,0x184e9,0x18504,0x18509,0x187dc,0x187e1,0x18800,
+    0x18829,0x18980,0x18989,0x18c78,0x18c85,0x18c93,0x18cb5,0x18d01,0x18e05,0x18f20,0x18f81,0x19005,
+    0x190f8,0x19103,0x19155,0x19243,0x19285,0x1928b,0x19305,0x19403,0x19455,0x1958b,0x19605,0x1a001,
+    0x26e05,0x27001,0x52468,0x52485,0x52638,0x52681,0x527f4,0x52801,0x5306c,0x53081,0x53103,0x53151,
+    0x53160,0x53201,0x5337a,0x5339c,0x533a2,0x533f4,0x533f9,0x534f2,0x53501,0x53733,0x53782,0x53794,
+    0x537c0,0x53805,0x538b9,0x53905,0x53911,0x53c4d,0x53c59,0x53e58,0x53e81,0x53e90,0x53e99,0x53ea0,
+    0x53ea9,0x53ed0,0x53f91,0x54012,0x54019,0x54032,0x54039,0x5405a,0x54061,0x5411a,0x54145,0x54162,
+    0x54168,0x54183,0x541b5,0x541d0,0x54201,0x543a4,0x543c0,0x54402,0x54411,0x545a2,0x54630,0x54674,
+    0x54683,0x546d0,0x54702,0x54791,0x547c4,0x547d9,0x547e4,0x547e9,0x547fa,0x54803,0x54851,0x54932,
+    0x54974,0x54981,0x54a3a,0x54aa0,0x54afc,0x54b01,0x54be8,0x54c02,0x54c21,0x54d9a,0x54e0c,0x54e70,
+    0x54e79,0x54e83,0x54ed0,0x54ef4,0x54f01,0x54f2a,0x54f31,0x54f83,0x54fd1,0x54ff8,0x55001,0x5514a,
+    0x551b8,0x55201,0x5521a,0x55221,0x55262,0x55270,0x55283,0x552d0,0x552e4,0x55301,0x553bd,0x553d1,
+    0x553da,0x553f1,0x55582,0x55589,0x55592,0x555a9,0x555ba,0x555c9,0x555f2,0x55601,0x5560a,0x55611,
+    0x55618,0x556d9,0x556f4,0x55701,0x5575a,0x55784,0x55791,0x557aa,0x557b8,0x55809,0x55838,0x55849,
+    0x55878,0x55889,0x558b8,0x55901,0x55938,0x55941,0x55978,0x55981,0x55add,0x55ae1,0x55b55,0x55b60,
+    0x55b81,0x55f1a,0x55f5c,0x55f62,0x55f70,0x55f83,0x55fd0,0x56001,0x6bd20,0x6bd81,0x6be38,0x6be59,
+    0x6bfe0,0x7c801,0x7d370,0x7d381,0x7d6d0,0x7d801,0x7d838,0x7d899,0x7d8c0,0x7d8e9,0x7d8f2,0x7d8f9,
+    0x7d94d,0x7d951,0x7d9b8,0x7d9c1,0x7d9e8,0x7d9f1,0x7d9f8,0x7da01,0x7da10,0x7da19,0x7da28,0x7da31,
+    0x7dd95,0x7de18,0x7de99,0x7e9f4,0x7ea05,0x7ea81,0x7ec80,0x7ec91,0x7ee40,0x7ee7d,0x7ee80,0x7ef81,
+    0x7efe5,0x7f002,0x7f084,0x7f0d0,0x7f102,0x7f184,0x7f298,0x7f2a4,0x7f315,0x7f31c,0x7f325,0x7f338,
+    0x7f344,0x7f34d,0x7f354,0x7f360,0x7f381,0x7f3a8,0x7f3b1,0x7f7e8,0x7f80c,0x7f825,0x7f82c,0x7f85d,
+    0x7f864,0x7f883,0x7f8d4,0x7f8e5,0x7f8fc,0x7f909,0x7f9dc,0x7f9f5,0x7f9fc,0x7fa05,0x7fa09,0x7fadc,
+    0x7fae5,0x7faec,0x7faf5,0x7fafc,0x7fb31,0x7fdf8,0x7fe11,0x7fe40,0x7fe51,0x7fe80,0x7fe91,0x7fec0,
+    0x7fed1,0x7fee8,0x7ff05,0x7ff38,0x7ff45,0x7ff78,0x7ffe5,0x7fff0,0x80001,0x80060,0x80069,0x80138,
+    0x80141,0x801d8,0x801e1,0x801f0,0x801f9,0x80270,0x80281,0x802f0,0x80401,0x807d8,0x80804,0x80818,
+    0x8083b,0x809a0,0x809bd,0x80a03,0x80bcd,0x80c53,0x80c65,0x80c78,0x80c85,0x80ce8,0x80d05,0x80d08,
+    0x80e85,0x80fea,0x80ff0,0x81401,0x814e8,0x81501,0x81688,0x81702,0x8170b,0x817e0,0x81801,0x81903,
+    0x81920,0x81969,0x81a0b,0x81a11,0x81a53,0x81a58,0x81a81,0x81bb2,0x81bd8,0x81c01,0x81cf0,0x81cfc,
+    0x81d01,0x81e20,0x81e41,0x81e84,0x81e8b,0x81eb0,0x82001,0x824f0,0x82503,0x82550,0x82581,0x826a0,
+    0x826c1,0x827e0,0x82801,0x82940,0x82981,0x82b20,0x82b7c,0x82b81,0x82bd8,0x82be1,0x82c58,0x82c61,
+    0x82c98,0x82ca1,0x82cb0,0x82cb9,0x82d10,0x82d19,0x82d90,0x82d99,0x82dd0,0x82dd9,0x82de8,0x83001,
+    0x839b8,0x83a01,0x83ab0,0x83b01,0x83b40,0x83c01,0x83c30,0x83c39,0x83d88,0x83d91,0x83dd8,0x84001,
+    0x84030,0x84041,0x84048,0x84051,0x841b0,0x841b9,0x841c8,0x841e1,0x841e8,0x841f9,0x842b0,0x842bc,
+    0x842c3,0x84301,0x843bd,0x843cb,0x84401,0x844f8,0x8453b,0x84580,0x84701,0x84798,0x847a1,0x847b0,
+    0x847db,0x84801,0x848b3,0x848e0,0x848fc,0x84901,0x849d0,0x849fc,0x84a00,0x84c01,0x84dc0,0x84de3,
+    0x84df1,0x84e03,0x84e80,0x84e93,0x85001,0x8500a,0x85020,0x8502a,0x85038,0x85062,0x85081,0x850a0,
+    0x850a9,0x850c0,0x850c9,0x851b0,0x851c2,0x851d8,0x851fa,0x85203,0x85248,0x85284,0x852c8,0x85301,
+    0x853eb,0x853fc,0x85401,0x854eb,0x85500,0x85601,0x85645,0x85649,0x8572a,0x85738,0x8575b,0x85784,
+    0x857b8,0x85801,0x859b0,0x859cc,0x85a01,0x85ab0,0x85ac3,0x85b01,0x85b98,0x85bc3,0x85c01,0x85c90,
+    0x85ccc,0x85ce8,0x85d4b,0x85d80,0x86001,0x86248,0x86401,0x86598,0x86601,0x86798,0x867d3,0x86801,
+    0x86922,0x86940,0x86983,0x869d0,0x87303,0x873f8,0x87401,0x87550,0x8755a,0x8756c,0x87570,0x87581,
+    0x87590,0x877ea,0x87801,0x878eb,0x87939,0x87940,0x87981,0x87a32,0x87a8b,0x87aac,0x87ad0,0x87b81,
+    0x87c12,0x87c34,0x87c50,0x87d81,0x87e2b,0x87e60,0x87f01,0x87fb8,0x88002,0x88019,0x881c2,0x8823c,
+    0x88270,0x88293,0x88382,0x88389,0x8839a,0x883a9,0x883b0,0x883fa,0x88419,0x88582,0x885dc,0x885e8,
+    0x885f4,0x88612,0x88618,0x88681,0x88748,0x88783,0x887d0,0x88802,0x88819,0x8893a,0x889a8,0x889b3,
+    0x88a04,0x88a21,0x88a2a,0x88a39,0x88a40,0x88a81,0x88b9a,0x88ba4,0x88bb1,0x88bb8,0x88c02,0x88c19,
+    0x88d9a,0x88e09,0x88e2c,0x88e4a,0x88e6c,0x88e72,0x88e83,0x88ed1,0x88edc,0x88ee1,0x88eec,0x88f00,
+    0x88f0b,0x88fa8,0x89001,0x89090,0x89099,0x89162,0x891c4,0x891f2,0x891f9,0x8920a,0x89210,0x89401,
+    0x89438,0x89441,0x89448,0x89451,0x89470,0x89479,0x894f0,0x894f9,0x8954c,0x89550,0x89581,0x896fa,
+    0x89758,0x89783,0x897d0,0x89802,0x89820,0x89829,0x89868,0x89879,0x89888,0x89899,0x89948,0x89951,
+    0x89988,0x89991,0x899a0,0x899a9,0x899d0,0x899da,0x899e9,0x899f2,0x89a28,0x89a3a,0x89a48,0x89a5a,
+    0x89a70,0x89a81,0x89a88,0x89aba,0x89ac0,0x89ae9,0x89b12,0x89b20,0x89b32,0x89b68,0x89b82,0x89ba8,
+    0x8a001,0x8a1aa,0x8a239,0x8a25c,0x8a283,0x8a2d4,0x8a2e0,0x8a2ec,0x8a2f2,0x8a2f9,0x8a310,0x8a401,
+    0x8a582,0x8a621,0x8a634,0x8a639,0x8a640,0x8a683,0x8a6d0,0x8ac01,0x8ad7a,0x8adb0,0x8adc2,0x8ae0c,
+    0x8aec1,0x8aee2,0x8aef0,0x8b001,0x8b182,0x8b20c,0x8b221,0x8b228,0x8b283,0x8b2d0,0x8b304,0x8b368,
+    0x8b401,0x8b55a,0x8b5c1,0x8b5cc,0x8b5d0,0x8b603,0x8b650,0x8b801,0x8b8d8,0x8b8ea,0x8b960,0x8b983,
+    0x8b9e4,0x8b9fd,0x8ba01,0x8ba38,0x8c001,0x8c162,0x8c1dc,0x8c1e0,0x8c501,0x8c703,0x8c798,0x8c7f9,
+    0x8c838,0x8c849,0x8c850,0x8c861,0x8c8a0,0x8c8a9,0x8c8b8,0x8c8c1,0x8c982,0x8c9b0,0x8c9ba,0x8c9c8,
+    0x8c9da,0x8c9f9,0x8ca02,0x8ca09,0x8ca12,0x8ca24,0x8ca38,0x8ca83,0x8cad0,0x8cd01,0x8cd40,0x8cd51,
+    0x8ce8a,0x8cec0,0x8ced2,0x8cf09,0x8cf14,0x8cf19,0x8cf22,0x8cf28,0x8d001,0x8d00a,0x8d059,0x8d19a,
+    0x8d1d1,0x8d1da,0x8d1fc,0x8d23a,0x8d240,0x8d281,0x8d28a,0x8d2e1,0x8d452,0x8d4d4,0x8d4e9,0x8d4f4,
+    0x8d518,0x8d581,0x8d7c8,0x8d804,0x8d850,0x8e001,0x8e048,0x8e051,0x8e17a,0x8e1b8,0x8e1c2,0x8e201,
+    0x8e20c,0x8e230,0x8e283,0x8e368,0x8e384,0x8e391,0x8e480,0x8e492,0x8e540,0x8e54a,0x8e5b8,0x8e801,
+    0x8e838,0x8e841,0x8e850,0x8e859,0x8e98a,0x8e9b8,0x8e9d2,0x8e9d8,0x8e9e2,0x8e9f0,0x8e9fa,0x8ea31,
+    0x8ea3a,0x8ea40,0x8ea83,0x8ead0,0x8eb01,0x8eb30,0x8eb39,0x8eb48,0x8eb51,0x8ec52,0x8ec78,0x8ec82,
+    0x8ec90,0x8ec9a,0x8ecc1,0x8ecc8,0x8ed03,0x8ed50,0x8f701,0x8f79a,0x8f7bc,0x8f7c8,0x8f802,0x8f811,
+    0x8f81a,0x8f821,0x8f888,0x8f891,0x8f9a2,0x8f9d8,0x8f9f2,0x8fa1c,0x8fa83,0x8fad0,0x8fd81,0x8fd88,
+    0x8fe03,0x8fead,0x8ff90,0x8fffc,0x90001,0x91cd0,0x92003,0x92378,0x92384,0x923a8,0x92401,0x92a20,
+    0x97c81,0x97f8c,0x97f98,0x98001,0x9a180,0x9a202,0x9a209,0x9a23a,0x9a2b0,0xa2001,0xa3238,0xb4001,
+    0xb51c8,0xb5201,0xb52f8,0xb5303,0xb5350,0xb5374,0xb5381,0xb55f8,0xb5603,0xb5650,0xb5681,0xb5770,
+    0xb5782,0xb57ac,0xb57b0,0xb5801,0xb5982,0xb59bc,0xb59e5,0xb5a01,0xb5a24,0xb5a2d,0xb5a30,0xb5a83,
+    0xb5ad0,0xb5adb,0xb5b10,0xb5b19,0xb5bc0,0xb5be9,0xb5c80,0xb7201,0xb7403,0xb74bc,0xb74d8,0xb7801,
+    0xb7a58,0xb7a7a,0xb7a81,0xb7a8a,0xb7c40,0xb7c7a,0xb7c99,0xb7d00,0xb7f01,0xb7f14,0xb7f19,0xb7f22,
+    0xb7f28,0xb7f82,0xb7f90,0xb8001,0xc3fc0,0xc4001,0xc66b0,0xc6801,0xc6848,0xd7f81,0xd7fa0,0xd7fa9,
+    0xd7fe0,0xd7fe9,0xd7ff8,0xd8001,0xd8918,0xd8991,0xd8998,0xd8a81,0xd8a98,0xd8aa9,0xd8ab0,0xd8b21,
+    0xd8b40,0xd8b81,0xd97e0,0xde001,0xde358,0xde381,0xde3e8,0xde401,0xde448,0xde481,0xde4d0,0xde4e5,
+    0xde4ea,0xde4fc,0xde500,0xe7802,0xe7970,0xe7982,0xe7a38,0xe7a85,0xe7e20,0xe8005,0xe87b0,0xe8805,
+    0xe8938,0xe894d,0xe8b2a,0xe8b55,0xe8b6a,0xe8b98,0xe8bda,0xe8c1d,0xe8c2a,0xe8c65,0xe8d52,0xe8d75,
+    0xe8f58,0xe9005,0xe9212,0xe922d,0xe9230,0xe9603,0xe96a0,0xe9703,0xe97a0,0xe9805,0xe9ab8,0xe9b03,
+    0xe9bc8,0xea001,0xea2a8,0xea2b1,0xea4e8,0xea4f1,0xea500,0xea511,0xea518,0xea529,0xea538,0xea549,
+    0xea568,0xea571,0xea5d0,0xea5d9,0xea5e0,0xea5e9,0xea620,0xea629,0xea830,0xea839,0xea858,0xea869,
+    0xea8a8,0xea8b1,0xea8e8,0xea8f1,0xea9d0,0xea9d9,0xea9f8,0xeaa01,0xeaa28,0xeaa31,0xeaa38,0xeaa51,
+    0xeaa88,0xeaa91,0xeb530,0xeb541,0xeb60d,0xeb611,0xeb6dd,0xeb6e1,0xeb7dd,0xeb7e1,0xeb8ad,0xeb8b1,
+    0xeb9ad,0xeb9b1,0xeba7d,0xeba81,0xebb7d,0xebb81,0xebc4d,0xebc51,0xebd4d,0xebd51,0xebe1d,0xebe21,
+    0xebe60,0xebe73,0xec005,0xed002,0xed1bd,0xed1da,0xed36d,0xed3aa,0xed3b5,0xed422,0xed42d,0xed43c,
+    0xed460,0xed4da,0xed500,0xed50a,0xed580,0xef801,0xef8f8,0xef929,0xef958,0xf0002,0xf0038,0xf0042,
+    0xf00c8,0xf00da,0xf0110,0xf011a,0xf0128,0xf0132,0xf0158,0xf0181,0xf0370,0xf047a,0xf0480,0xf0801,
+    0xf0968,0xf0982,0xf09b9,0xf09f0,0xf0a03,0xf0a50,0xf0a71,0xf0a7d,0xf0a80,0xf1481,0xf1572,0xf1578,
+    0xf1601,0xf1762,0xf1783,0xf17d0,0xf17fd,0xf1800,0xf2681,0xf2762,0xf2783,0xf27d0,0xf3f01,0xf3f38,
+    0xf3f41,0xf3f60,0xf3f69,0xf3f78,0xf3f81,0xf3ff8,0xf4001,0xf4628,0xf463b,0xf4682,0xf46b8,0xf4801,
+    0xf4a22,0xf4a59,0xf4a60,0xf4a83,0xf4ad0,0xf4af4,0xf4b00,0xf638b,0xf6565,0xf656b,0xf6585,0xf658b,
+    0xf65a8,0xf680b,0xf6975,0xf697b,0xf69f0,0xf7001,0xf7020,0xf7029,0xf7100,0xf7109,0xf7118,0xf7121,
+    0xf7128,0xf7139,0xf7140,0xf7149,0xf7198,0xf71a1,0xf71c0,0xf71c9,0xf71d0,0xf71d9,0xf71e0,0xf7211,
+    0xf7218,0xf7239,0xf7240,0xf7249,0xf7250,0xf7259,0xf7260,0xf7269,0xf7280,0xf7289,0xf7298,0xf72a1,
+    0xf72a8,0xf72b9,0xf72c0,0xf72c9,0xf72d0,0xf72d9,0xf72e0,0xf72e9,0xf72f0,0xf72f9,0xf7300,0xf7309,
+    0xf7318,0xf7321,0xf7328,0xf7339,0xf7358,0xf7361,0xf7398,0xf73a1,0xf73c0,0xf73c9,0xf73e8,0xf73f1,
+    0xf73f8,0xf7401,0xf7450,0xf7459,0xf74e0,0xf7509,0xf7520,0xf7529,0xf7550,0xf7559,0xf75e0,0xf7785,
+    0xf7790,0xf8005,0xf8160,0xf8185,0xf84a0,0xf8505,0xf8578,0xf858d,0xf8600,0xf860d,0xf8680,0xf868d,
+    0xf87b0,0xf8803,0xf886d,0xf8d70,0xf8f35,0xf9018,0xf9085,0xf91e0,0xf9205,0xf9248,0xf9285,0xf9290,
+    0xf9305,0xf9330,0xf9805,0xfb6c0,0xfb6e5,0xfb768,0xfb785,0xfb7e8,0xfb805,0xfbbb8,0xfbbdd,0xfbed0,
+    0xfbf05,0xfbf60,0xfbf85,0xfbf88,0xfc005,0xfc060,0xfc085,0xfc240,0xfc285,0xfc2d0,0xfc305,0xfc440,
+    0xfc485,0xfc570,0xfc585,0xfc590,0xfc805,0xfd2a0,0xfd305,0xfd370,0xfd385,0xfd3e8,0xfd405,0xfd448,
+    0xfd485,0xfd5f0,0xfd5fd,0xfd630,0xfd675,0xfd6e0,0xfd705,0xfd748,0xfd785,0xfd7c8,0xfd805,0xfdc98,
+    0xfdca5,0xfde58,0xfdf83,0xfdfd0,0x100001,0x153700,0x153801,0x15b9d0,0x15ba01,0x15c0f0,0x15c101,
+    0x167510,0x167581,0x175f08,0x17c001,0x17d0f0,0x180001,0x189a58,0x189a81,0x191d80,0x700802,
+    0x700f80,0x880005
+};
+
+#define KVC__CLASS_COUNT (sizeof kvc__class_table / sizeof kvc__class_table[0])
+
+static unsigned kvc__class_search(uint32_t cp)
+{
+    size_t low = 0, high = KVC__CLASS_COUNT;    /* the entry wanted is in [low, high) */
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (kvc__class_table[middle] >> 3 <= cp) low = middle;
+        else high = middle;
+    }
+    return 1u << (kvc__class_table[low] & 7u);
+}
+
+static unsigned kvc__class_of(uint32_t cp)
+{
+    if (cp >= 0x80) return kvc__class_search(cp);
+    if ((cp | 32) - 'a' < 26) return KVC__CLASS_LETTER;
+    if (cp - '0' < 10) return KVC__CLASS_NUMBER;
+    if (cp <= ' ' || cp == 127) return KVC__CLASS_OTHER;
+    if (cp == '$' || cp == '+' || (cp >= '<' && cp <= '>') || cp == '^' || cp == '`' || cp == '|' ||
+        cp == '~') return KVC__CLASS_SYMBOL;
+    return KVC__CLASS_PUNCT;
+}
+
+/* The property White_Space (PropList.txt), which regular expressions write \s. */
+static int kvc__is_space(uint32_t cp)
+{
+    if (cp < 0x80) return cp == ' ' || cp - 9 < 5;
+    if (cp < 0x2000) return cp == 0x85 || cp == 0xA0 || cp == 0x1680;
+    return cp <= 0x200A || cp == 0x2028 || cp == 0x2029 || cp == 0x202F || cp == 0x205F ||
+        cp == 0x3000;
+}
+/* ------------------------------------------------------------------------------------------------
+   >>tokenizer  Text to token ids and back
+   Owns the vocabulary: tables built once over the file's bytes, which stay where they are; only
+   offsets, hash slots and the ids of special tokens are kept, in one block. Both families merge
+   adjacent symbols, the best pair first: "llama" (SentencePiece) takes the pair whose joined
+   spelling has the highest score, "gpt2" (byte-level) the one earliest in the list of merges. What
+   differs between models is rows of data. Text is cut into pieces that no token can span, so nearly
+   all pieces fit the stack; the cost is n log n at worst and nothing recurses. A literal U+2581 in
+   the text of a "llama" vocabulary is its mark for a space and comes back as one.
+   ---------------------------------------------------------------------------------------------- */
+
+#define KVC__KEY_MODEL "tokenizer.ggml.model"
+#define KVC__KEY_PRE "tokenizer.ggml.pre"
+#define KVC__KEY_TOKENS "tokenizer.ggml.tokens"
+#define KVC__KEY_SCORES "tokenizer.ggml.scores"
+#define KVC__KEY_TYPES "tokenizer.ggml.token_type"
+#define KVC__KEY_MERGES "tokenizer.ggml.merges"
+#define KVC__KEY_UNKNOWN "tokenizer.ggml.unknown_token_id"
+#define KVC__KEY_ENDS "tokenizer.ggml.eog_token_ids"
+#define KVC__KEY_ADD_BOS "tokenizer.ggml.add_bos_token"
+#define KVC__KEY_ADD_EOS "tokenizer.ggml.add_eos_token"
+#define KVC__KEY_ADD_SPACE "tokenizer.ggml.add_space_prefix"
+
+#define KVC__SPACE_MARK 0x2581u     /* "llama" spells a space as this character */
+
+/* ---- splits ----
+   A pre-tokenizer cuts text into words that merge apart. Its published form is a list of regular
+   expressions, each applied to the parts that the one before left; matches and what lies between
+   them are the parts. Here each expression is a stage: a scanner that is told what to look for and
+   returns the size of the next part. Scanners look ahead, never back, and pass each byte a fixed
+   number of times. */
+
+enum {
+    KVC__SPLIT_END,         /* after the last stage */
+    KVC__SPLIT_GPT2,        /* 's|'t|'re|'ve|'m|'ll|'d| ?L+| ?N+| ?[^\sLN]+|\s+(?!\S)|\s+ */
+    KVC__SPLIT_LLAMA3,      /* the same in any case, [^\r\nLN]?L+|N{1,max}| ?[^\sLN]+[\r\n]*|
+                               \s*[\r\n]+|\s+(?!\S)|\s+ */
+    KVC__SPLIT_MARKS,       /* [!-/:-@[-`{-~][A-Za-z]+|[^\r\nLPS]?[LM]+| ?[PS]+[\r\n]*|\s*[\r\n]+|
+                               \s+(?!\S)|\s+ */
+    KVC__SPLIT_RUN,         /* lead?[set]{min,max} */
+    KVC__SPLIT_TAIL         /* \s+$ */
+};
+
+enum { KVC__LEAD_NONE, KVC__LEAD_BLANK, KVC__LEAD_SPACE };  /* in front of a run: -, ' '?, \s? */
+
+enum {
+    KVC__SET_NEWLINE,       /* [\r\n] */
+    KVC__SET_LETTER,        /* L */
+    KVC__SET_NUMBER,        /* N */
+    KVC__SET_DIGIT,         /* [0-9] */
+    KVC__SET_PUNCT,         /* P */
+    KVC__SET_PUNCT_MATH,    /* [P$+<=>^~|] */
+    KVC__SET_PUNCT_TICK,    /* [P$+<=>^~|`] */
+    KVC__SET_PUNCT_WIDE,    /* [!-/:-~] and the full-width and CJK marks of deepseek-llm */
+    KVC__SET_CASED,         /* kvc__cased_table */
+    KVC__SET_ASIAN,         /* [U+0800-U+9FA5 U+AC00-U+D7FF] */
+    KVC__SET_HAN_KANA,      /* [U+3040-U+30FF U+4E00-U+9FA5] */
+    KVC__SET_NOT_STOP       /* [^(\s|.,!?)] and more sentence marks */
+};
+
+typedef struct kvc__split {
+    uint8_t kind;
+    uint8_t set, lead;      /* of a run */
+    uint8_t min, max;       /* characters of a run, numbers of LLAMA3; max 0: any */
+} kvc__split;
+
+#define KVC__SPLIT_STAGES 6
+
+enum {
+    KVC__RULE_BLOOM, KVC__RULE_DEEPSEEK3, KVC__RULE_DEEPSEEK_CODER, KVC__RULE_DEEPSEEK_LLM,
+    KVC__RULE_DEFAULT, KVC__RULE_FALCON, KVC__RULE_GPT2, KVC__RULE_LLAMA3, KVC__RULE_QWEN2,
+    KVC__RULE_STARCODER, KVC__RULE_VIKING, KVC__RULE_COUNT
+};
+
+static const kvc__split kvc__split_rules[KVC__RULE_COUNT][KVC__SPLIT_STAGES + 1] = {
+    { { KVC__SPLIT_RUN, KVC__SET_NOT_STOP, KVC__LEAD_BLANK, 1, 0 } },
+    { { KVC__SPLIT_RUN, KVC__SET_NUMBER, KVC__LEAD_NONE, 1, 3 },
+      { KVC__SPLIT_RUN, KVC__SET_HAN_KANA, KVC__LEAD_NONE, 1, 0 },
+      { KVC__SPLIT_MARKS, 0, 0, 0, 0 } },
+    { { KVC__SPLIT_RUN, KVC__SET_NEWLINE, KVC__LEAD_NONE, 1, 1 },
+      { KVC__SPLIT_RUN, KVC__SET_LETTER, KVC__LEAD_SPACE, 1, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_PUNCT, KVC__LEAD_SPACE, 1, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_ASIAN, KVC__LEAD_NONE, 1, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_NUMBER, KVC__LEAD_NONE, 1, 1 } },
+    { { KVC__SPLIT_RUN, KVC__SET_NEWLINE, KVC__LEAD_NONE, 1, 1 },
+      { KVC__SPLIT_RUN, KVC__SET_CASED, KVC__LEAD_SPACE, 1, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_PUNCT_WIDE, KVC__LEAD_SPACE, 1, 0 },
+      { KVC__SPLIT_TAIL, 0, 0, 0, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_ASIAN, KVC__LEAD_NONE, 1, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_NUMBER, KVC__LEAD_NONE, 1, 0 } },
+    { { KVC__SPLIT_RUN, KVC__SET_PUNCT_MATH, KVC__LEAD_NONE, 1, 0 },
+      { KVC__SPLIT_GPT2, 0, 0, 0, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_NUMBER, KVC__LEAD_NONE, 1, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_DIGIT, KVC__LEAD_NONE, 3, 3 } },
+    { { KVC__SPLIT_RUN, KVC__SET_PUNCT_TICK, KVC__LEAD_NONE, 1, 0 },
+      { KVC__SPLIT_GPT2, 0, 0, 0, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_DIGIT, KVC__LEAD_NONE, 3, 3 } },
+    { { KVC__SPLIT_GPT2, 0, 0, 0, 0 } },
+    { { KVC__SPLIT_LLAMA3, 0, 0, 1, 3 } },
+    { { KVC__SPLIT_LLAMA3, 0, 0, 1, 1 } },
+    { { KVC__SPLIT_RUN, KVC__SET_NUMBER, KVC__LEAD_NONE, 1, 1 },
+      { KVC__SPLIT_GPT2, 0, 0, 0, 0 } },
+    { { KVC__SPLIT_RUN, KVC__SET_NOT_STOP, KVC__LEAD_BLANK, 1, 0 },
+      { KVC__SPLIT_RUN, KVC__SET_NUMBER, KVC__LEAD_NONE, 1, 1 } }
+};
+
+#define KVC__PRE_WHOLE_WORDS 1
+#define KVC__PRE_ADD_BOS 2
+
+typedef struct kvc__pre {
+    const char *name;           /* value of tokenizer.ggml.pre */
+    uint8_t rule, flags;
+} kvc__pre;
+
+static const kvc__pre kvc__pre_table[] = {
+    { "a.x-4.0", KVC__RULE_GPT2, 0 },
+    { "bloom", KVC__RULE_BLOOM, 0 },
+    { "chatglm-bpe", KVC__RULE_LLAMA3, 0 },
+    { "codeshell", KVC__RULE_STARCODER, 0 },
+    { "command-r", KVC__RULE_STARCODER, 0 },
+    { "dbrx", KVC__RULE_LLAMA3, 0 },
+    { "deepseek-coder", KVC__RULE_DEEPSEEK_CODER, 0 },
+    { "deepseek-llm", KVC__RULE_DEEPSEEK_LLM, 0 },
+    { "deepseek-r1-qwen", KVC__RULE_QWEN2, 0 },
+    { "deepseek-v3", KVC__RULE_DEEPSEEK3, 0 },
+    { "default", KVC__RULE_DEFAULT, 0 },
+    { "exaone", KVC__RULE_STARCODER, 0 },
+    { "exaone4", KVC__RULE_GPT2, 0 },
+    { "falcon", KVC__RULE_FALCON, 0 },
+    { "falcon-h1", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "falcon3", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "gigachat", KVC__RULE_GPT2, 0 },
+    { "glm4", KVC__RULE_LLAMA3, 0 },
+    { "gpt-2", KVC__RULE_GPT2, 0 },
+    { "gpt3-finnish", KVC__RULE_BLOOM, 0 },
+    { "granite-docling", KVC__RULE_GPT2, 0 },
+    { "grok-2", KVC__RULE_QWEN2, 0 },
+    { "hunyuan", KVC__RULE_QWEN2, 0 },
+    { "hunyuan-dense", KVC__RULE_DEEPSEEK3, 0 },
+    { "jais", KVC__RULE_GPT2, 0 },
+    { "jina-de", KVC__RULE_GPT2, 0 },
+    { "jina-es", KVC__RULE_GPT2, 0 },
+    { "jina-v1-en", KVC__RULE_GPT2, 0 },
+    { "jina-v2-code", KVC__RULE_GPT2, 0 },
+    { "jina-v2-de", KVC__RULE_GPT2, 0 },
+    { "jina-v2-es", KVC__RULE_GPT2, 0 },
+    { "kormo", KVC__RULE_QWEN2, 0 },
+    { "lfm2", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "llama-bpe", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "llama-v3", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "llama3", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "megrez", KVC__RULE_QWEN2, 0 },
+    { "mellum", KVC__RULE_GPT2, 0 },
+    { "midm-2.0", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "minerva-7b", KVC__RULE_STARCODER, 0 },
+    { "mpt", KVC__RULE_GPT2, 0 },
+    { "olmo", KVC__RULE_GPT2, 0 },
+    { "phi-2", KVC__RULE_GPT2, 0 },
+    { "pixtral", KVC__RULE_LLAMA3, KVC__PRE_WHOLE_WORDS | KVC__PRE_ADD_BOS },
+    { "poro-chat", KVC__RULE_BLOOM, 0 },
+    { "qwen2", KVC__RULE_QWEN2, 0 },
+    { "refact", KVC__RULE_STARCODER, 0 },
+    { "roberta-bpe", KVC__RULE_GPT2, 0 },
+    { "smaug-bpe", KVC__RULE_LLAMA3, 0 },
+    { "smollm", KVC__RULE_STARCODER, 0 },
+    { "stablelm2", KVC__RULE_QWEN2, 0 },
+    { "starcoder", KVC__RULE_STARCODER, 0 },
+    { "trillion", KVC__RULE_GPT2, 0 },
+    { "viking", KVC__RULE_VIKING, 0 }
+};
+
+#define KVC__PRE_COUNT (sizeof kvc__pre_table / sizeof kvc__pre_table[0])
+
+/* The letters with case that deepseek-llm's expression lists: first and last of each range. */
+static const uint32_t kvc__cased_table[] = {
+    0x41,0x5a, 0x61,0x7a, 0xb5,0xb5, 0xc0,0xd6, 0xd8,0xf6, 0xf8,0x1ba, 0x1bc,0x1bf, 0x1c4,0x293,
+    0x295,0x2af, 0x370,0x373, 0x376,0x377, 0x37b,0x37d, 0x37f,0x37f, 0x386,0x386, 0x388,0x38a,
+    0x38c,0x38c, 0x38e,0x3a1, 0x3a3,0x3f5, 0x3f7,0x481, 0x48a,0x52f, 0x531,0x556, 0x10a0,0x10c5,
+    0x13a0,0x13f5, 0x13f8,0x13fd, 0x1c90,0x1cba, 0x1cbd,0x1cbf, 0x1d00,0x1d2b, 0x1d6b,0x1d77,
+    0x1d79,0x1d9a, 0x1e00,0x1f15, 0x1f18,0x1f1d, 0x1f20,0x1f45, 0x1f48,0x1f4d, 0x1f50,0x1f57,
+    0x1f59,0x1f59, 0x1f5b,0x1f5b, 0x1f5d,0x1f5d, 0x1f5f,0x1f7d, 0x1f80,0x1fb4, 0x1fb6,0x1fbc,
+    0x1fbe,0x1fbe, 0x1fc2,0x1fc4, 0x1fc6,0x1fcc, 0x1fd0,0x1fd3, 0x1fd6,0x1fdb, 0x1fe0,0x1fec,
+    0x1ff2,0x1ff4, 0x1ff6,0x1ffc, 0x2102,0x2102, 0x2107,0x2107, 0x210a,0x2113, 0x2115,0x2115,
+    0x2119,0x211d, 0x2124,0x2124, 0x2126,0x2126, 0x2128,0x2128, 0x212a,0x212d, 0x212f,0x2134,
+    0x2139,0x2139, 0x213c,0x213f, 0x2145,0x2149, 0x214e,0x214e, 0x2183,0x2184, 0x2c00,0x2c7b,
+    0x2c7e,0x2ce4, 0x2ceb,0x2cee, 0x2cf2,0x2cf3, 0xa640,0xa66d, 0xa680,0xa69b, 0xa722,0xa76f,
+    0xa771,0xa787, 0xa78b,0xa78e, 0xab70,0xabbf, 0xfb00,0xfb06, 0xfb13,0xfb17, 0xff21,0xff3a,
+    0xff41,0xff5a, 0x10400,0x1044f, 0x104b0,0x104d3, 0x104d8,0x104fb, 0x10c80,0x10cb2,
+    0x10cc0,0x10cf2, 0x118a0,0x118df, 0x1e900,0x1e943
+};
+
+static int kvc__is_cased(uint32_t cp)
+{
+    size_t low = 0, high = sizeof kvc__cased_table / sizeof kvc__cased_table[0] / 2;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (cp > kvc__cased_table[2 * middle + 1]) low = middle + 1;
+        else high = middle;
+    }
+    return low < sizeof kvc__cased_table / sizeof kvc__cased_table[0] / 2 &&
+        cp >= kvc__cased_table[2 * low];
+}
+
+static int kvc__is_newline(uint32_t cp) { return cp == '\n' || cp == '\r'; }
+
+static int kvc__between(uint32_t cp, uint32_t first, uint32_t last)
+{
+    return cp >= first && cp <= last;
+}
+
+static int kvc__is_stop(uint32_t cp)
+{
+    static const uint16_t stops[] = {
+        '(', ')', '|', '.', ',', '!', '?', 0x060C, 0x06D4, 0x0964, 0x2026, 0x3001, 0x3002, 0xFF0C
+    };
+    size_t i;
+    for (i = 0; i < sizeof stops / sizeof stops[0]; i++) {
+        if (cp == stops[i]) return 1;
+    }
+    return 0;
+}
+
+static int kvc__in_set(int set, uint32_t cp)
+{
+    switch (set) {
+    case KVC__SET_NEWLINE: return kvc__is_newline(cp);
+    case KVC__SET_LETTER: return kvc__class_of(cp) == KVC__CLASS_LETTER;
+    case KVC__SET_NUMBER: return kvc__class_of(cp) == KVC__CLASS_NUMBER;
+    case KVC__SET_DIGIT: return kvc__between(cp, '0', '9');
+    case KVC__SET_PUNCT: return kvc__class_of(cp) == KVC__CLASS_PUNCT;
+    case KVC__SET_PUNCT_MATH:       /* in ASCII the two differ from P and S by the accent alone */
+        return kvc__class_of(cp) == KVC__CLASS_PUNCT ||
+            (cp < 0x80 && cp != '`' && kvc__class_of(cp) == KVC__CLASS_SYMBOL);
+    case KVC__SET_PUNCT_TICK:
+        return kvc__class_of(cp) == KVC__CLASS_PUNCT ||
+            (cp < 0x80 && kvc__class_of(cp) == KVC__CLASS_SYMBOL);
+    case KVC__SET_PUNCT_WIDE:
+        return kvc__between(cp, '!', '/') || kvc__between(cp, ':', '~') ||
+            kvc__between(cp, 0xFF01, 0xFF0F) || kvc__between(cp, 0xFF1A, 0xFF5E) ||
+            kvc__between(cp, 0x2018, 0x201F) || kvc__between(cp, 0x3000, 0x3002);
+    case KVC__SET_CASED: return kvc__is_cased(cp);
+    case KVC__SET_ASIAN:
+        return kvc__between(cp, 0x0800, 0x9FA5) || kvc__between(cp, 0xAC00, 0xD7FF);
+    case KVC__SET_HAN_KANA:
+        return kvc__between(cp, 0x3040, 0x30FF) || kvc__between(cp, 0x4E00, 0x9FA5);
+    default: return !kvc__is_space(cp) && !kvc__is_stop(cp);
+    }
+}
+
+/* Bytes of the longest start of p[0..n) that is in the set, at most `max` characters (0: any). */
+static size_t kvc__span_set(const unsigned char *p, size_t n, int set, size_t max, size_t *count)
+{
+    size_t i = 0, chars = 0, step;
+    uint32_t cp;
+    while (i < n && (max == 0 || chars < max)) {
+        step = kvc__utf8_read(p + i, n - i, &cp);
+        if (!kvc__in_set(set, cp)) break;
+        i += step;
+        chars++;
+    }
+    *count = chars;
+    return i;
+}
+
+/* The same for classes: wanted classes (bits), and white space or not. */
+static size_t kvc__span_class(const unsigned char *p, size_t n, unsigned classes, size_t max)
+{
+    size_t i = 0, chars, step;
+    uint32_t cp;
+    for (chars = 0; i < n && (max == 0 || chars < max); chars++) {
+        step = kvc__utf8_read(p + i, n - i, &cp);
+        if ((kvc__class_of(cp) & classes) == 0 || kvc__is_space(cp)) break;
+        i += step;
+    }
+    return i;
+}
+
+static size_t kvc__span_newlines(const unsigned char *p, size_t n)
+{
+    size_t i = 0;
+    while (i < n && kvc__is_newline(p[i])) i++;
+    return i;
+}
+
+/* White space from p on: bytes in all, *last: up to the start of its last character, *line: up to
+   the end of its last line break. */
+static size_t kvc__span_space(const unsigned char *p, size_t n, size_t *last, size_t *line)
+{
+    size_t i = 0, step;
+    uint32_t cp;
+    *last = *line = 0;
+    while (i < n) {
+        step = kvc__utf8_read(p + i, n - i, &cp);
+        if (!kvc__is_space(cp)) break;
+        *last = i;
+        i += step;
+        if (kvc__is_newline(cp)) *line = i;
+    }
+    return i;
+}
+
+/* \s+(?!\S)|\s+ : white space before a word leaves its last character to the word. */
+static size_t kvc__split_space(const unsigned char *p, size_t n, int lines)
+{
+    size_t last, line, size = kvc__span_space(p, n, &last, &line);
+    if (lines && line != 0) return line;
+    return size < n && last != 0 ? last : size;
+}
+
+/* Bytes of 's 't 're 've 'm 'll 'd at p, or 0. */
+static size_t kvc__split_contraction(const unsigned char *p, size_t n, int any_case)
+{
+    unsigned fold = any_case ? 32 : 0, a, b;
+    if (n < 2 || p[0] != '\'') return 0;
+    a = p[1] | fold;
+    if (a == 's' || a == 't' || a == 'm' || a == 'd') return 2;
+    if (n < 3) return 0;
+    b = p[2] | fold;
+    return (a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l') ? 3 : 0;
+}
+
+#define KVC__CLASS_NOT_WORD \
+    (KVC__CLASS_OTHER | KVC__CLASS_MARK | KVC__CLASS_PUNCT | KVC__CLASS_SYMBOL)
+
+static size_t kvc__split_gpt2(const unsigned char *p, size_t n)
+{
+    static const uint8_t kinds[3] = { KVC__CLASS_LETTER, KVC__CLASS_NUMBER, KVC__CLASS_NOT_WORD };
+    size_t blank = p[0] == ' ', size = kvc__split_contraction(p, n, 0);
+    int i;
+    if (size != 0) return size;
+    for (i = 0; i < 3; i++) {
+        size = kvc__span_class(p + blank, n - blank, kinds[i], 0);
+        if (size != 0) return blank + size;
+    }
+    return kvc__split_space(p, n, 0);
+}
+
+static size_t kvc__split_llama3(const unsigned char *p, size_t n, size_t max)
+{
+    size_t size = kvc__split_contraction(p, n, 1), blank = p[0] == ' ', first;
+    uint32_t cp;
+    unsigned kind;
+    if (size != 0) return size;
+    first = kvc__utf8_read(p, n, &cp);
+    kind = kvc__class_of(cp);
+    if (kind == KVC__CLASS_NUMBER) return kvc__span_class(p, n, KVC__CLASS_NUMBER, max);
+    if (kind == KVC__CLASS_LETTER || kvc__is_newline(cp)) first = 0;
+    size = kvc__span_class(p + first, n - first, KVC__CLASS_LETTER, 0);
+    if (size != 0) return first + size;
+    size = kvc__span_class(p + blank, n - blank, KVC__CLASS_NOT_WORD, 0);
+    if (size != 0) return blank + size + kvc__span_newlines(p + blank + size, n - blank - size);
+    return kvc__split_space(p, n, 1);
+}
+
+static size_t kvc__span_ascii_letters(const unsigned char *p, size_t n)
+{
+    size_t i = 0;
+    while (i < n && (p[i] | 32u) - 'a' < 26u) i++;
+    return i;
+}
+
+/* Bytes of the match at p, or 0: numbers and controls may stand between matches. */
+static size_t kvc__marks_match(const unsigned char *p, size_t n)
+{
+    const unsigned marks = KVC__CLASS_PUNCT | KVC__CLASS_SYMBOL;
+    const unsigned word = KVC__CLASS_LETTER | KVC__CLASS_MARK;
+    size_t blank = p[0] == ' ', size, first;
+    uint32_t cp;
+    unsigned kind;
+    first = kvc__utf8_read(p, n, &cp);
+    kind = kvc__class_of(cp);
+    if (cp < 0x80 && (kind & marks) != 0) {
+        size = kvc__span_ascii_letters(p + 1, n - 1);
+        if (size != 0) return 1 + size;
+    }
+    if ((kind & (marks | KVC__CLASS_LETTER)) == 0 && !kvc__is_newline(cp)) {
+        size = kvc__span_class(p + first, n - first, word, 0);
+        if (size != 0) return first + size;
+    }
+    size = kvc__span_class(p, n, word, 0);
+    if (size != 0) return size;
+    size = kvc__span_class(p + blank, n - blank, marks, 0);
+    if (size != 0) return blank + size + kvc__span_newlines(p + blank + size, n - blank - size);
+    return kvc__split_space(p, n, 1);
+}
+
+static size_t kvc__split_marks(const unsigned char *p, size_t n)
+{
+    size_t at = kvc__marks_match(p, n);
+    uint32_t cp;
+    if (at != 0) return at;
+    do at += kvc__utf8_read(p + at, n - at, &cp);
+    while (at < n && kvc__marks_match(p + at, n - at) == 0);
+    return at;
+}
+
+/* Bytes of lead?[set]{min,max} at p, or 0. */
+static size_t kvc__run_match(const kvc__split *s, const unsigned char *p, size_t n)
+{
+    size_t first = 0, size, count;
+    uint32_t cp;
+    if (s->lead == KVC__LEAD_BLANK && p[0] == ' ') first = 1;
+    if (s->lead == KVC__LEAD_SPACE) {
+        first = kvc__utf8_read(p, n, &cp);
+        if (!kvc__is_space(cp)) first = 0;
+    }
+    size = kvc__span_set(p + first, n - first, s->set, s->max, &count);
+    if (count >= s->min) return first + size;
+    if (first == 0) return 0;
+    size = kvc__span_set(p, n, s->set, s->max, &count);
+    return count >= s->min ? size : 0;
+}
+
+/* Whether the run could start here is known from its first characters, so the gap before a match is
+   found without scanning the run for each of its characters. */
+static size_t kvc__split_run(const kvc__split *s, const unsigned char *p, size_t n)
+{
+    kvc__split probe = *s;
+    size_t at = kvc__run_match(s, p, n);
+    uint32_t cp;
+    if (at != 0) return at;
+    probe.max = probe.min;
+    do at += kvc__utf8_read(p + at, n - at, &cp);
+    while (at < n && kvc__run_match(&probe, p + at, n - at) == 0);
+    return at;
+}
+
+static size_t kvc__split_tail(const unsigned char *p, size_t n)
+{
+    size_t at = 0, size, last, line;
+    uint32_t cp;
+    while (at < n) {
+        size = kvc__span_space(p + at, n - at, &last, &line);
+        if (size != 0 && at + size == n) return at != 0 ? at : size;
+        at += size;
+        if (at < n) at += kvc__utf8_read(p + at, n - at, &cp);
+    }
+    return n;
+}
+
+/* Bytes of the first part of p[0..n), n > 0. */
+static size_t kvc__split_next(const kvc__split *s, const unsigned char *p, size_t n)
+{
+    switch (s->kind) {
+    case KVC__SPLIT_GPT2: return kvc__split_gpt2(p, n);
+    case KVC__SPLIT_LLAMA3: return kvc__split_llama3(p, n, s->max);
+    case KVC__SPLIT_MARKS: return kvc__split_marks(p, n);
+    case KVC__SPLIT_TAIL: return kvc__split_tail(p, n);
+    default: return kvc__split_run(s, p, n);
+    }
+}
+
+/* Walks the words of a text. end[k] is where the current part of stage k ends; 0 is the text. */
+typedef struct kvc__words {
+    const kvc__split *stages;
+    const unsigned char *text;
+    size_t n_stages, at;
+    size_t end[KVC__SPLIT_STAGES + 1];
+} kvc__words;
+
+static void kvc__words_start(kvc__words *w, const kvc__split *stages, const unsigned char *text,
+    size_t n)
+{
+    size_t k;
+    w->stages = stages;
+    w->text = text;
+    w->at = 0;
+    w->n_stages = 0;
+    while (stages[w->n_stages].kind != KVC__SPLIT_END) w->n_stages++;
+    for (k = 0; k <= w->n_stages; k++) w->end[k] = k == 0 ? n : 0;
+}
+
+/* The size of the next word, which starts at text + at before the call; 0 at the end. */
+static size_t kvc__words_next(kvc__words *w)
+{
+    size_t k = w->n_stages, start = w->at;
+    while (k > 0 && w->end[k] == start) k--;
+    if (w->end[k] == start) return 0;
+    for (; k < w->n_stages; k++)
+        w->end[k + 1] = start + kvc__split_next(&w->stages[k], w->text + start, w->end[k] - start);
+    w->at = w->end[w->n_stages];
+    return w->at - start;
+}
+
+/* ---- the vocabulary ---- */
+
+typedef enum kvc__family {
+    KVC__FAMILY_NONE,       /* no tokenizer, or one that is not known */
+    KVC__FAMILY_SPM,        /* "llama" */
+    KVC__FAMILY_BYTES       /* "gpt2" */
+} kvc__family;
+
+/* One line of the list of merges: left and right give joined. The index is the rank. */
+typedef struct kvc__join {
+    uint32_t left, right, joined;
+} kvc__join;
+
+typedef struct kvc__vocab {
+    uint32_t n_tokens;
+    uint32_t n_rows;            /* of the embedding; ids from n_tokens up to it are padding */
+    kvc_token bos, eos, eot, eom, unk;
+    int add_bos, add_eos;
+    int has_tokenizer;
+    size_t memory_size;         /* of block */
+    void *block;
+
+    kvc__family family;
+    const char *problem_key;    /* set if text cannot be tokenized: the key at fault ... */
+    kvc_meta problem;           /* ... and its value */
+    const kvc__split *splits;   /* BYTES: the stages of the pre-tokenizer */
+    int whole_words;            /* BYTES: a word that is a token is not merged but taken */
+    int space_prefix;           /* SPM: text gets a space in front */
+    int strips;                 /* white space behind special tokens is dropped */
+
+    const unsigned char *spellings; /* tokenizer.ggml.tokens in the file: u64 size, bytes, ... */
+    uint32_t *at;               /* [n_tokens] offset of a token's size field in spellings */
+    const unsigned char *types; /* tokenizer.ggml.token_type in the file, or NULL */
+    const unsigned char *scores;/* SPM: tokenizer.ggml.scores in the file */
+    kvc_meta ends;              /* tokenizer.ggml.eog_token_ids in the file, or zeroed */
+    size_t size_max;            /* of the longest spelling in the table of strings */
+
+    uint32_t *slots;            /* strings that text can become; id or KVC__FREE */
+    size_t slot_mask;
+    uint32_t *pair_bits;        /* a set bit: this pair of characters may occur inside a token */
+    size_t pair_mask;
+    kvc__join *joins;           /* BYTES [n_joins] */
+    uint32_t n_joins;
+    uint32_t *join_slots;       /* BYTES: index into joins or KVC__FREE */
+    size_t join_mask;
+
+    uint32_t *special;          /* [n_special] tokens found in raw text, by spelling, then id */
+    uint32_t n_special;
+    uint32_t special_first[2][8];   /* bits: first bytes of user tokens; of control tokens */
+    kvc_token byte_token[256];  /* the token of a single byte, or KVC_NO_TOKEN */
+    int all_bytes;              /* every byte has a token */
+    int space_is_token;         /* SPM: the space mark alone is a token */
+} kvc__vocab;
+
+#define KVC__FREE 0xFFFFFFFFu   /* of a hash slot: nothing here */
+
+static const unsigned char *kvc__vocab_text(const kvc__vocab *v, uint32_t id, size_t *size)
+{
+    const unsigned char *p = v->spellings + v->at[id];
+    *size = (size_t)kvc__rd64(p);
+    return p + 8;
+}
+
+/* ---- bytes in spellings ---- */
+
+/* Byte-level spellings use one printable character for each byte: printable Latin-1 stands for
+   itself, the other 68 bytes, in rising order, are U+0100 and up (GPT-2's encoder). */
+static uint32_t kvc__byte_to_char(uint32_t byte)
+{
+    if (byte < 33) return 256 + byte;
+    if (byte >= 127 && byte <= 160) return 289 + (byte - 127);
+    return byte == 173 ? 323 : byte;
+}
+
+/* The byte, or 256 if the character stands for none. */
+static uint32_t kvc__char_to_byte(uint32_t cp)
+{
+    if (cp < 256) return kvc__byte_to_char(cp) == cp ? cp : 256;
+    if (cp < 289) return cp - 256;
+    if (cp < 323) return cp - 289 + 127;
+    return cp == 323 ? 173 : 256;
+}
+
+/* The UTF-8 form of kvc__byte_to_char(byte): one or two bytes. */
+static size_t kvc__byte_spelling(uint32_t byte, unsigned char out[2])
+{
+    uint32_t c = kvc__byte_to_char(byte);
+    out[0] = (unsigned char)c;
+    if (c < 0x80) return 1;
+    out[0] = (unsigned char)(0xC0 | c >> 6);
+    out[1] = (unsigned char)(0x80 | (c & 0x3F));
+    return 2;
+}
+
+static uint32_t kvc__hex_digit(uint32_t c)
+{
+    if (c - '0' < 10) return c - '0';
+    if (c - 'A' < 6) return c - 'A' + 10;
+    return c - 'a' < 6 ? c - 'a' + 10 : 16;
+}
+
+/* The byte that "<0x0A>" spells, or 256. */
+static uint32_t kvc__hex_byte(const unsigned char *p, size_t size)
+{
+    uint32_t high, low;
+    if (size != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>') return 256;
+    high = kvc__hex_digit(p[3]);
+    low = kvc__hex_digit(p[4]);
+    return high < 16 && low < 16 ? high * 16 + low : 256;
+}
+
+/* Without types in the file the ids that metadata names are the special tokens. */
+static kvc_token_kind kvc__vocab_kind_untyped(const kvc__vocab *v, uint32_t id)
+{
+    size_t size;
+    const unsigned char *p = kvc__vocab_text(v, id, &size);
+    kvc_token t = (kvc_token)id;
+    if (t == v->unk) return KVC_TOKEN_UNKNOWN;
+    if (t == v->bos || t == v->eos || t == v->eot || t == v->eom) return KVC_TOKEN_CONTROL;
+    if (v->family == KVC__FAMILY_SPM && kvc__hex_byte(p, size) < 256) return KVC_TOKEN_BYTE;
+    return KVC_TOKEN_NORMAL;
+}
+
+static kvc_token_kind kvc__vocab_kind(const kvc__vocab *v, uint32_t id)
+{
+    uint32_t type;
+    if (v->types == NULL) return kvc__vocab_kind_untyped(v, id);
+    type = kvc__rd32(v->types + (size_t)id * 4);
+    return type == 0 ? KVC_TOKEN_NORMAL : (kvc_token_kind)type;
+}
+
+/* ---- the table of strings ---- */
+
+/* FNV-1a (Fowler, Noll and Vo), a byte at a time so that a string may come in parts. */
+#define KVC__FNV_START 0xcbf29ce484222325u
+static uint64_t kvc__fnv(uint64_t h, const unsigned char *p, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3u;
+    return h;
+}
+
+/* Smallest power of two that leaves a third of the slots free. */
+static int kvc__slot_count(size_t *out, size_t n)
+{
+    size_t slots = 16, wanted;
+    if (!kvc__mul_size(&wanted, n, 3)) return 0;
+    while (slots < wanted / 2 + 1) {
+        if (slots > SIZE_MAX / 2) return 0;
+        slots *= 2;
+    }
+    *out = slots;
+    return 1;
+}
+
+/* The slot of the string a then b, or the free slot where it belongs; some are always free. */
+static size_t kvc__string_slot(const kvc__vocab *v, const unsigned char *a, size_t a_size,
+    const unsigned char *b, size_t b_size)
+{
+    uint64_t h = kvc__fnv(kvc__fnv(KVC__FNV_START, a, a_size), b, b_size);
+    size_t slot = (size_t)kvc__mix64(h) & v->slot_mask, size;
+    while (v->slots[slot] != KVC__FREE) {
+        const unsigned char *p = kvc__vocab_text(v, v->slots[slot], &size);
+        if (size == a_size + b_size && memcmp(p, a, a_size) == 0 &&
+            (b_size == 0 || memcmp(p + a_size, b, b_size) == 0)) break;
+        slot = (slot + 1) & v->slot_mask;
+    }
+    return slot;
+}
+
+static kvc_token kvc__string_find(const kvc__vocab *v, const unsigned char *p, size_t size)
+{
+    uint32_t id;
+    if (size > v->size_max) return KVC_NO_TOKEN;
+    id = v->slots[kvc__string_slot(v, p, size, NULL, 0)];
+    return id == KVC__FREE ? KVC_NO_TOKEN : (kvc_token)id;
+}
+
+/* Whether the spelling is that of the word, byte for character. */
+static int kvc__word_equal(const unsigned char *spelling, size_t size, const unsigned char *word,
+    size_t n)
+{
+    unsigned char c[2];
+    size_t i, at = 0, step;
+    for (i = 0; i < n; i++) {
+        step = kvc__byte_spelling(word[i], c);
+        if (size - at < step || memcmp(spelling + at, c, step) != 0) return 0;
+        at += step;
+    }
+    return at == size;
+}
+
+/* The token that spells a whole word of raw bytes in a byte-level vocabulary. */
+static kvc_token kvc__word_find(const kvc__vocab *v, const unsigned char *word, size_t n)
+{
+    unsigned char c[2];
+    uint64_t h = KVC__FNV_START;
+    size_t i, slot, size;
+    if (n > v->size_max) return KVC_NO_TOKEN;
+    for (i = 0; i < n; i++) h = kvc__fnv(h, c, kvc__byte_spelling(word[i], c));
+    slot = (size_t)kvc__mix64(h) & v->slot_mask;
+    for (; v->slots[slot] != KVC__FREE; slot = (slot + 1) & v->slot_mask) {
+        const unsigned char *p = kvc__vocab_text(v, v->slots[slot], &size);
+        if (kvc__word_equal(p, size, word, n)) return (kvc_token)v->slots[slot];
+    }
+    return KVC_NO_TOKEN;
+}
+
+/* ---- pairs inside tokens ----
+   Two neighbours that no token has inside it can never become one symbol: text is cut between them
+   and the parts merge apart, with the same result. The set is a bitmap over hashes; a false member
+   costs a cut, nothing else. Neighbours are characters for SPM, bytes for byte-level. */
+
+static size_t kvc__pair_hash(const kvc__vocab *v, uint32_t a, uint32_t b)
+{
+    return (size_t)kvc__mix64((uint64_t)a << 32 | b) & v->pair_mask;
+}
+
+static int kvc__pair_has(const kvc__vocab *v, uint32_t a, uint32_t b)
+{
+    size_t bit = kvc__pair_hash(v, a, b);
+    return (int)(v->pair_bits[bit / 32] >> (bit % 32) & 1);
+}
+
+static void kvc__pair_add_all(kvc__vocab *v, const unsigned char *p, size_t size)
+{
+    uint32_t before = 0, cp;
+    size_t i = 0, bit;
+    while (i < size) {
+        size_t start = i;
+        i += kvc__utf8_read(p + i, size - i, &cp);
+        if (v->family == KVC__FAMILY_BYTES) cp = kvc__char_to_byte(cp);
+        else if (cp > KVC__UTF8_BAD) cp = KVC__UTF8_BAD;
+        if (start != 0) {
+            bit = kvc__pair_hash(v, before, cp);
+            v->pair_bits[bit / 32] |= 1u << (bit % 32);
+        }
+        before = cp;
+    }
+}
+
+/* ---- the table of merges ---- */
+
+static size_t kvc__join_slot(const kvc__vocab *v, uint32_t left, uint32_t right)
+{
+    size_t slot = (size_t)kvc__mix64((uint64_t)left << 32 | right) & v->join_mask;
+    while (v->join_slots[slot] != KVC__FREE) {
+        const kvc__join *j = &v->joins[v->join_slots[slot]];
+        if (j->left == left && j->right == right) break;
+        slot = (slot + 1) & v->join_mask;
+    }
+    return slot;
+}
+
+/* ---- tokens written out in raw text ---- */
+
+static int kvc__special_before(const kvc__vocab *v, uint32_t a, uint32_t b)
+{
+    size_t a_size, b_size;
+    const unsigned char *p = kvc__vocab_text(v, a, &a_size), *q = kvc__vocab_text(v, b, &b_size);
+    int order = memcmp(p, q, a_size < b_size ? a_size : b_size);
+    if (order != 0) return order < 0;
+    return a_size != b_size ? a_size < b_size : a < b;
+}
+
+/* Moves item i of the first n down to its place in a heap with the last one on top. */
+static void kvc__special_sift(kvc__vocab *v, size_t i, size_t n)
+{
+    uint32_t moving = v->special[i];
+    size_t child;
+    while ((child = 2 * i + 1) < n) {
+        if (child + 1 < n && kvc__special_before(v, v->special[child], v->special[child + 1]))
+            child++;
+        if (!kvc__special_before(v, moving, v->special[child])) break;
+        v->special[i] = v->special[child];
+        i = child;
+    }
+    v->special[i] = moving;
+}
+
+/* Heap sort: no memory, no recursion, n log n for any file. */
+static void kvc__special_sort(kvc__vocab *v)
+{
+    size_t n = v->n_special, i;
+    for (i = n / 2; i > 0; i--) kvc__special_sift(v, i - 1, n);
+    for (; n > 1; n--) {
+        uint32_t last = v->special[0];
+        v->special[0] = v->special[n - 1];
+        v->special[n - 1] = last;
+        kvc__special_sift(v, 0, n - 1);
+    }
+}
+
+/* The first entry of [low, high) whose byte at `depth` is at least c; all are longer than depth and
+   equal before it. */
+static uint32_t kvc__special_bound(const kvc__vocab *v, uint32_t low, uint32_t high, size_t depth,
+    unsigned c)
+{
+    size_t size;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (kvc__vocab_text(v, v->special[middle], &size)[depth] < c) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+/* The longest special token that p[0..n) starts with: its size, or 0 if there is none. Entries that
+   agree with the text so far are a range of the sorted list, which narrows with every byte. */
+static size_t kvc__special_match(const kvc__vocab *v, const unsigned char *p, size_t n, int control,
+    uint32_t *id)
+{
+    uint32_t low = 0, high = v->n_special;
+    size_t depth = 0, found = 0, size;
+    for (;;) {
+        for (; low < high; low++) {
+            kvc__vocab_text(v, v->special[low], &size);
+            if (size != depth) break;
+            if (found == depth) continue;
+            if (!control && kvc__vocab_kind(v, v->special[low]) != KVC_TOKEN_USER) continue;
+            found = depth;
+            *id = v->special[low];
+        }
+        if (low == high || depth == n) return found;
+        low = kvc__special_bound(v, low, high, depth, p[depth]);
+        high = kvc__special_bound(v, low, high, depth, p[depth] + 1u);
+        depth++;
+    }
+}
+
+/* The next special token of text[at..n): its start, its size in *size. n and 0 if there is none. */
+static size_t kvc__special_next(const kvc__vocab *v, const unsigned char *text, size_t at, size_t n,
+    int control, size_t *size, uint32_t *id)
+{
+    for (; at < n; at++) {
+        unsigned c = text[at], bit = 1u << (c % 32);
+        uint32_t first = v->special_first[0][c / 32] | (control ? v->special_first[1][c / 32] : 0);
+        if ((first & bit) == 0) continue;
+        *size = kvc__special_match(v, text + at, n - at, control, id);
+        if (*size != 0) return at;
+    }
+    *size = 0;
+    return n;
+}
+
+/* ---- opening ---- */
+
+/* What the metadata holds, checked, before tables are made. */
+typedef struct kvc__vocab_file {
+    kvc_meta model, pre, tokens, scores, types, merges;
+    int add_bos, add_eos, add_space;    /* -1: not in the file */
+    uint32_t n_strings, n_special;      /* room in each table */
+} kvc__vocab_file;
+
+static kvc_result kvc__vocab_find(const kvc__gguf *g, const char *key, kvc_meta_type type,
+    kvc_meta *out, kvc_error *err)
+{
+    if (!kvc__gguf_find(g, key, out) || out->type == type) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_FORMAT, key, "the value is of another type than it must be");
+}
+
+static kvc_result kvc__vocab_find_array(const kvc__gguf *g, const char *key, kvc_meta_type item,
+    kvc_meta *out, kvc_error *err)
+{
+    kvc_result r = kvc__vocab_find(g, key, KVC_META_ARRAY, out, err);
+    if (r != KVC_OK || out->key == NULL || out->item_type == item) return r;
+    if (item == KVC_META_I32 && out->item_type == KVC_META_U32) return r;
+    return kvc__fail(err, KVC_ERROR_FORMAT, key, "the items are of another type than they must be");
+}
+
+static kvc_result kvc__vocab_find_flag(const kvc__gguf *g, const char *key, int *out,
+    kvc_error *err)
+{
+    kvc_meta m;
+    kvc_result r = kvc__vocab_find(g, key, KVC_META_BOOL, &m, err);
+    *out = -1;
+    if (r == KVC_OK && m.key != NULL) *out = *(const unsigned char *)m.data != 0;
+    return r;
+}
+
+static kvc_result kvc__vocab_check_id(const kvc__vocab *v, const char *key, double id,
+    kvc_error *err)
+{
+    if (id >= 0 && id < (double)v->n_tokens) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_FORMAT, key, "the id is not in the vocabulary");
+}
+
+/* Converters write -1, also as an unsigned number, where a model has no such token. */
+static kvc_result kvc__vocab_find_id(const kvc__vocab *v, const kvc__gguf *g, const char *key,
+    kvc_token *out, kvc_error *err)
+{
+    kvc_meta m;
+    double id;
+    kvc_result r;
+    *out = KVC_NO_TOKEN;
+    if (!kvc__gguf_find(g, key, &m)) return KVC_OK;
+    if (!kvc__meta_is_integer(&m))
+        return kvc__fail(err, KVC_ERROR_FORMAT, key, "the value is no integer");
+    kvc__meta_number(&m, &id);
+    if ((id >= -1 && id < 0) || (m.type == KVC_META_U32 && id >= 4294967295.0)) return KVC_OK;
+    r = kvc__vocab_check_id(v, key, id, err);
+    if (r == KVC_OK) *out = (kvc_token)id;
+    return r;
+}
+
+static kvc_result kvc__vocab_find_ids(kvc__vocab *v, const kvc__gguf *g, kvc_error *err)
+{
+    static const char *const keys[5] = {
+        "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id",
+        "tokenizer.ggml.eom_token_id", KVC__KEY_UNKNOWN
+    };
+    kvc_token *ids[5];
+    kvc_result r;
+    int i;
+    ids[0] = &v->bos;
+    ids[1] = &v->eos;
+    ids[2] = &v->eot;
+    ids[3] = &v->eom;
+    ids[4] = &v->unk;
+    for (i = 0; i < 5; i++) {
+        if ((r = kvc__vocab_find_id(v, g, keys[i], ids[i], err)) != KVC_OK) return r;
+    }
+    return KVC_OK;
+}
+
+static kvc_result kvc__vocab_find_ends(kvc__vocab *v, const kvc__gguf *g, kvc_error *err)
+{
+    kvc_result r = kvc__vocab_find_array(g, KVC__KEY_ENDS, KVC_META_I32, &v->ends, err);
+    kvc_meta item;
+    uint64_t i;
+    double id;
+    for (i = 0; r == KVC_OK && i < v->ends.n_items; i++) {
+        kvc__meta_item(&v->ends, i, &item);
+        kvc__meta_number(&item, &id);
+        r = kvc__vocab_check_id(v, KVC__KEY_ENDS, id, err);
+    }
+    return r;
+}
+
+static kvc_result kvc__vocab_find_all(kvc__vocab_file *f, const kvc__gguf *g, kvc_error *err)
+{
+    kvc_result r = kvc__vocab_find(g, KVC__KEY_MODEL, KVC_META_STRING, &f->model, err);
+    if (r == KVC_OK) r = kvc__vocab_find(g, KVC__KEY_PRE, KVC_META_STRING, &f->pre, err);
+    if (r == KVC_OK)
+        r = kvc__vocab_find_array(g, KVC__KEY_TOKENS, KVC_META_STRING, &f->tokens, err);
+    if (r == KVC_OK) r = kvc__vocab_find_array(g, KVC__KEY_SCORES, KVC_META_F32, &f->scores, err);
+    if (r == KVC_OK) r = kvc__vocab_find_array(g, KVC__KEY_TYPES, KVC_META_I32, &f->types, err);
+    if (r == KVC_OK)
+        r = kvc__vocab_find_array(g, KVC__KEY_MERGES, KVC_META_STRING, &f->merges, err);
+    if (r == KVC_OK) r = kvc__vocab_find_flag(g, KVC__KEY_ADD_BOS, &f->add_bos, err);
+    if (r == KVC_OK) r = kvc__vocab_find_flag(g, KVC__KEY_ADD_EOS, &f->add_eos, err);
+    if (r == KVC_OK) r = kvc__vocab_find_flag(g, KVC__KEY_ADD_SPACE, &f->add_space, err);
+    return r;
+}
+
+/* Sizes that must agree, and values that must be in range. */
+static kvc_result kvc__vocab_check(kvc__vocab *v, const kvc__vocab_file *f, kvc_error *err)
+{
+    uint64_t n = f->tokens.n_items;
+    size_t i;
+    if (n == 0) return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_TOKENS, "no token is listed");
+    if (n > v->n_rows || n > 0x7FFFFFFFu)
+        return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_TOKENS,
+            "more tokens than the embedding has rows");
+    if (f->tokens.data_size > 0xFFFFFFFFu)
+        return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_TOKENS, "spellings of more than 4 GiB");
+    if (f->types.key != NULL && f->types.n_items != n)
+        return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_TYPES, "not one item for each token");
+    if (f->scores.key != NULL && f->scores.n_items != n)
+        return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_SCORES, "not one item for each token");
+    v->n_tokens = (uint32_t)n;
+    v->spellings = (const unsigned char *)f->tokens.data;
+    v->types = (const unsigned char *)f->types.data;
+    v->scores = (const unsigned char *)f->scores.data;
+    for (i = 0; v->types != NULL && i < v->n_tokens; i++) {
+        if (kvc__rd32(v->types + i * 4) > KVC_TOKEN_BYTE)
+            return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_TYPES, "an item is no token type");
+    }
+    for (i = 0; v->scores != NULL && i < v->n_tokens; i++) {
+        float score = kvc__rdf32(v->scores + i * 4);
+        if (score != score)
+            return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_SCORES, "an item is not a number");
+    }
+    return KVC_OK;
+}
+
+static const kvc__pre *kvc__pre_find(const kvc_meta *pre)
+{
+    size_t i;
+    for (i = 0; i < KVC__PRE_COUNT; i++) {
+        const kvc__pre *row = &kvc__pre_table[i];
+        if (pre->key != NULL && kvc__meta_is_text(pre, row->name)) return row;
+        if (pre->key == NULL && strcmp(row->name, "default") == 0) return row;
+    }
+    return NULL;
+}
+
+static kvc_result kvc__vocab_family_bytes(kvc__vocab *v, const kvc__vocab_file *f, kvc_error *err)
+{
+    const kvc__pre *pre = kvc__pre_find(&f->pre);
+    if (f->merges.key == NULL)
+        return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_MERGES, "missing; \"gpt2\" needs it");
+    v->family = KVC__FAMILY_BYTES;
+    if (pre == NULL) {
+        v->problem_key = KVC__KEY_PRE;
+        v->problem = f->pre;
+        return KVC_OK;
+    }
+    v->splits = kvc__split_rules[pre->rule];
+    v->whole_words = (pre->flags & KVC__PRE_WHOLE_WORDS) != 0;
+    v->add_bos = (pre->flags & KVC__PRE_ADD_BOS) != 0;
+    return KVC_OK;
+}
+
+/* GGUF does not say which special tokens swallow the white space behind them. In the phi3 family
+   all do but those for the beginning, the end and the unknown. */
+static int kvc__vocab_strips(const kvc__gguf *g)
+{
+    kvc_meta m;
+    return kvc__gguf_find(g, "general.architecture", &m) && kvc__meta_is_text(&m, "phi3");
+}
+
+/* Chooses the family and its defaults, then what the file says about them. */
+static kvc_result kvc__vocab_family(kvc__vocab *v, const kvc__vocab_file *f, const kvc__gguf *g,
+    kvc_error *err)
+{
+    kvc_result r = KVC_OK;
+    if (kvc__meta_is_text(&f->model, "gpt2")) {
+        r = kvc__vocab_family_bytes(v, f, err);
+    } else if (kvc__meta_is_text(&f->model, "llama")) {
+        if (v->scores == NULL)
+            return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_SCORES, "missing; \"llama\" needs it");
+        v->family = KVC__FAMILY_SPM;
+        v->add_bos = 1;
+        v->space_prefix = f->add_space != 0;
+        v->strips = kvc__vocab_strips(g);
+    } else {
+        v->problem_key = KVC__KEY_MODEL;
+        v->problem = f->model;
+    }
+    if (f->add_bos >= 0) v->add_bos = f->add_bos;
+    if (f->add_eos >= 0) v->add_eos = f->add_eos;
+    v->add_bos = v->add_bos && v->bos != KVC_NO_TOKEN;
+    v->add_eos = v->add_eos && v->eos != KVC_NO_TOKEN;
+    return r;
+}
+
+static int kvc__is_special(kvc_token_kind kind)
+{
+    return kind == KVC_TOKEN_CONTROL || kind == KVC_TOKEN_UNKNOWN || kind == KVC_TOKEN_USER;
+}
+
+/* Whether a token's string can come out of merges. Control tokens cannot, whatever the file says:
+   text of users then never becomes one. */
+static int kvc__is_mergeable(const kvc__vocab *v, kvc_token_kind kind)
+{
+    if (v->family == KVC__FAMILY_SPM) return kind == KVC_TOKEN_NORMAL || kind == KVC_TOKEN_USER;
+    return kind == KVC_TOKEN_NORMAL;
+}
+
+/* The tables lie in one block. Without a base the arena only measures. */
+static void kvc__vocab_layout(kvc__vocab *v, const kvc__vocab_file *f, kvc__arena *arena)
+{
+    size_t slots = 0, bits = 1024, joins = 0;
+    int fits = kvc__slot_count(&slots, f->n_strings);
+    while (bits / 8 < v->n_tokens && bits <= SIZE_MAX / 16) bits *= 2;
+    v->slot_mask = slots - 1;
+    v->pair_mask = bits - 1;
+    v->at = (uint32_t *)kvc__take(arena, v->n_tokens, sizeof *v->at);
+    v->special = (uint32_t *)kvc__take(arena, f->n_special, sizeof *v->special);
+    v->pair_bits = (uint32_t *)kvc__take(arena, bits / 32, sizeof *v->pair_bits);
+    if (v->family == KVC__FAMILY_BYTES) {
+        fits = fits && f->merges.n_items < KVC__FREE &&
+            kvc__slot_count(&joins, (size_t)f->merges.n_items);
+        v->join_mask = joins - 1;
+        v->joins = (kvc__join *)kvc__take(arena, (size_t)f->merges.n_items, sizeof *v->joins);
+        v->join_slots = (uint32_t *)kvc__take(arena, joins, sizeof *v->join_slots);
+    }
+    v->slots = (uint32_t *)kvc__take(arena, slots, sizeof *v->slots);
+    if (!fits) arena->overflow = 1;
+}
+
+/* Upper bounds of what goes to each table. */
+static void kvc__vocab_count(const kvc__vocab *v, kvc__vocab_file *f)
+{
+    uint32_t id;
+    f->n_strings = v->n_tokens;
+    f->n_special = 5;           /* without types: the ids that metadata can name */
+    if (v->types == NULL) return;
+    f->n_special = 0;
+    for (id = 0; id < v->n_tokens; id++)
+        f->n_special += (uint32_t)kvc__is_special(kvc__vocab_kind(v, id));
+}
+
+static kvc_result kvc__vocab_reserve(kvc__vocab *v, const kvc__vocab_file *f,
+    const kvc_allocator *a, kvc_error *err)
+{
+    kvc__arena arena;
+    memset(&arena, 0, sizeof arena);
+    kvc__vocab_layout(v, f, &arena);
+    if (!arena.overflow) v->block = kvc__alloc(a, arena.used, 64);
+    if (v->block == NULL)
+        return kvc__fail(err, KVC_ERROR_MEMORY, KVC__KEY_TOKENS, "no memory for the tables");
+    v->memory_size = arena.used;
+    arena.base = (unsigned char *)v->block;
+    arena.used = 0;
+    kvc__vocab_layout(v, f, &arena);
+    memset(v->pair_bits, 0, (v->pair_mask + 1) / 8);
+    memset(v->slots, 0xFF, (v->slot_mask + 1) * sizeof *v->slots);
+    if (v->join_slots != NULL)
+        memset(v->join_slots, 0xFF, (v->join_mask + 1) * sizeof *v->join_slots);
+    return KVC_OK;
+}
+
+/* Whether a byte-level spelling is made of characters that stand for bytes. */
+static int kvc__spells_bytes(const unsigned char *p, size_t size)
+{
+    uint32_t cp;
+    size_t i = 0;
+    while (i < size) {
+        i += kvc__utf8_read(p + i, size - i, &cp);
+        if (kvc__char_to_byte(cp) > 255) return 0;
+    }
+    return 1;
+}
+
+/* Enters a token into the table of strings; of equal strings the first keeps its place. */
+static void kvc__vocab_enter_string(kvc__vocab *v, uint32_t id, const unsigned char *p, size_t size)
+{
+    size_t slot;
+    if (v->family == KVC__FAMILY_BYTES && !kvc__spells_bytes(p, size)) return;
+    slot = kvc__string_slot(v, p, size, NULL, 0);
+    if (v->slots[slot] != KVC__FREE) return;
+    v->slots[slot] = id;
+    if (size > v->size_max) v->size_max = size;
+    kvc__pair_add_all(v, p, size);
+}
+
+static void kvc__vocab_enter_special(kvc__vocab *v, uint32_t id, const unsigned char *p,
+    kvc_token_kind kind)
+{
+    v->special[v->n_special++] = id;
+    v->special_first[kind != KVC_TOKEN_USER][p[0] / 32] |= 1u << (p[0] % 32);
+}
+
+/* Empty spellings stand for nothing in a text; their ids can still be decoded. */
+static void kvc__vocab_enter_tokens(kvc__vocab *v)
+{
+    uint32_t id, byte, at = 0;
+    for (id = 0; id < v->n_tokens; id++) {
+        v->at[id] = at;
+        at += 8 + (uint32_t)kvc__rd64(v->spellings + at);
+    }
+    for (id = 0; id < v->n_tokens; id++) {
+        size_t size;
+        const unsigned char *p = kvc__vocab_text(v, id, &size);
+        kvc_token_kind kind = kvc__vocab_kind(v, id);
+        if (size == 0) continue;
+        if (kvc__is_mergeable(v, kind)) kvc__vocab_enter_string(v, id, p, size);
+        if (kvc__is_special(kind)) kvc__vocab_enter_special(v, id, p, kind);
+        if (kind != KVC_TOKEN_BYTE || v->family != KVC__FAMILY_SPM) continue;
+        byte = kvc__hex_byte(p, size);
+        if (byte < 256 && v->byte_token[byte] == KVC_NO_TOKEN) v->byte_token[byte] = (kvc_token)id;
+    }
+}
+
+static void kvc__vocab_enter_bytes(kvc__vocab *v)
+{
+    static const unsigned char mark[3] = { 0xE2, 0x96, 0x81 };
+    unsigned char c[2];
+    uint32_t byte;
+    v->all_bytes = 1;
+    v->space_is_token = kvc__string_find(v, mark, 3) != KVC_NO_TOKEN;
+    for (byte = 0; byte < 256; byte++) {
+        if (v->family == KVC__FAMILY_BYTES)
+            v->byte_token[byte] = kvc__string_find(v, c, kvc__byte_spelling(byte, c));
+        if (v->byte_token[byte] == KVC_NO_TOKEN) v->all_bytes = 0;
+    }
+}
+
+/* "left right": the first space that is not at the start parts them. 0 if there is none. */
+static size_t kvc__merge_space(const unsigned char *p, size_t size)
+{
+    size_t i;
+    for (i = 1; i + 1 < size; i++) {
+        if (p[i] == ' ') return i;
+    }
+    return 0;
+}
+
+/* Lines whose parts or result are no tokens cannot apply to anything and are left out. */
+static void kvc__vocab_enter_merge(kvc__vocab *v, const unsigned char *p, size_t left, size_t size)
+{
+    const unsigned char *q = p + left + 1;
+    size_t right = size - left - 1, slot;
+    kvc__join *j = &v->joins[v->n_joins];
+    kvc_token a = kvc__string_find(v, p, left), b = kvc__string_find(v, q, right);
+    if (a == KVC_NO_TOKEN || b == KVC_NO_TOKEN) return;
+    j->left = (uint32_t)a;
+    j->right = (uint32_t)b;
+    j->joined = v->slots[kvc__string_slot(v, p, left, q, right)];
+    if (j->joined == KVC__FREE) return;
+    slot = kvc__join_slot(v, j->left, j->right);
+    if (v->join_slots[slot] != KVC__FREE) return;
+    v->join_slots[slot] = v->n_joins++;
+}
+
+static kvc_result kvc__vocab_enter_merges(kvc__vocab *v, const kvc_meta *merges, kvc_error *err)
+{
+    const unsigned char *p = (const unsigned char *)merges->data;
+    uint64_t i;
+    for (i = 0; i < merges->n_items; i++) {
+        size_t size = (size_t)kvc__rd64(p), left = kvc__merge_space(p + 8, size);
+        if (left == 0)
+            return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_MERGES,
+                "an item is not two parts with a space between");
+        kvc__vocab_enter_merge(v, p + 8, left, size);
+        p += 8 + size;
+    }
+    return KVC_OK;
+}
+
+static void kvc__vocab_close(kvc__vocab *v, const kvc_allocator *a)
+{
+    kvc__free(a, v->block, v->memory_size);
+    memset(v, 0, sizeof *v);
+}
+
+static kvc_result kvc__vocab_build(kvc__vocab *v, kvc__vocab_file *f, const kvc_allocator *a,
+    kvc_error *err)
+{
+    kvc_result r;
+    kvc__vocab_count(v, f);
+    if ((r = kvc__vocab_reserve(v, f, a, err)) != KVC_OK) return r;
+    kvc__vocab_enter_tokens(v);
+    kvc__special_sort(v);
+    kvc__vocab_enter_bytes(v);
+    if (v->family == KVC__FAMILY_BYTES) r = kvc__vocab_enter_merges(v, &f->merges, err);
+    return r;
+}
+
+static kvc_result kvc__vocab_open_tables(kvc__vocab *v, kvc__vocab_file *f, const kvc__gguf *g,
+    const kvc_allocator *a, kvc_error *err)
+{
+    kvc_result r;
+    if ((r = kvc__vocab_check(v, f, err)) != KVC_OK) return r;
+    if ((r = kvc__vocab_find_ids(v, g, err)) != KVC_OK) return r;
+    if ((r = kvc__vocab_find_ends(v, g, err)) != KVC_OK) return r;
+    if ((r = kvc__vocab_family(v, f, g, err)) != KVC_OK) return r;
+    v->has_tokenizer = 1;
+    return kvc__vocab_build(v, f, a, err);
+}
+
+/* n_rows: rows of the token embedding. A file without any tokenizer gives has_tokenizer = 0. */
+static kvc_result kvc__vocab_open(kvc__vocab *v, const kvc__gguf *g, uint32_t n_rows,
+    const kvc_allocator *a, kvc_error *err)
+{
+    kvc__vocab_file f;
+    kvc_result r;
+    memset(v, 0, sizeof *v);
+    memset(&f, 0, sizeof f);
+    memset(v->byte_token, 0xFF, sizeof v->byte_token);
+    v->n_rows = n_rows;
+    v->bos = v->eos = v->eot = v->eom = v->unk = KVC_NO_TOKEN;
+    if ((r = kvc__vocab_find_all(&f, g, err)) != KVC_OK) return r;
+    if (f.tokens.key == NULL) {
+        if (f.model.key == NULL || kvc__meta_is_text(&f.model, "none") ||
+            kvc__meta_is_text(&f.model, "no_vocab")) return KVC_OK;
+        return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_TOKENS, "missing");
+    }
+    if (f.model.key == NULL) return kvc__fail(err, KVC_ERROR_FORMAT, KVC__KEY_MODEL, "missing");
+    r = kvc__vocab_open_tables(v, &f, g, a, err);
+    if (r != KVC_OK) kvc__vocab_close(v, a);
+    return r;
+}
+
+/* ---- merging ----
+   A piece of text is a chain of symbols; each knows what it would give together with the next one:
+   its offer. A heap holds all offers, the best on top, the leftmost among equals. Offers that a
+   merge made void stay in it and are passed over when they come up: a merge takes one offer out and
+   puts at most two in, so a piece of n symbols never has 2n of them. */
+
+#define KVC__NO_SYM 0xFFFFFFFFu
+#define KVC__NO_OFFER 0xFFFFFFFFu
+
+typedef struct kvc__sym {
+    uint32_t start;         /* SPM: first byte in the piece's text; the next one's is the end */
+    uint32_t prev, next;    /* KVC__NO_SYM at the ends */
+    kvc_token id;           /* KVC_NO_TOKEN: no token spells it */
+    uint32_t offer;         /* SPM: the token, BYTES: the rank in the list of merges */
+} kvc__sym;
+
+typedef struct kvc__piece {
+    const kvc__vocab *v;
+    uint64_t *heap;         /* [2 n] order of the offer << 32 | symbol; the smallest first */
+    kvc__sym *syms;
+    unsigned char *text;    /* SPM: the piece as spellings have it */
+    size_t n_heap;
+    uint32_t n_syms, n_text;
+} kvc__piece;
+
+/* The order of floats as unsigned integers, reversed: the highest score comes first. */
+static uint32_t kvc__score_order(const kvc__vocab *v, uint32_t id)
+{
+    uint32_t bits = kvc__f32_bits(kvc__rdf32(v->scores + (size_t)id * 4) + 0.0f);
+    return bits >> 31 ? bits : 0x7FFFFFFFu - bits;
+}
+
+static void kvc__heap_push(kvc__piece *p, uint64_t x)
+{
+    size_t i = p->n_heap++, up;
+    for (; i > 0; i = up) {
+        up = (i - 1) / 4;
+        if (p->heap[up] <= x) break;
+        p->heap[i] = p->heap[up];
+    }
+    p->heap[i] = x;
+}
+
+/* Four children to a node: half the levels of two, and the four lie in one cache line or two. */
+static uint64_t kvc__heap_pop(kvc__piece *p)
+{
+    uint64_t top = p->heap[0], x = p->heap[--p->n_heap];
+    size_t i = 0, child, k, least;
+    while ((child = 4 * i + 1) < p->n_heap) {
+        least = child;
+        for (k = child + 1; k < child + 4 && k < p->n_heap; k++) {
+            if (p->heap[k] < p->heap[least]) least = k;
+        }
+        if (p->heap[least] >= x) break;
+        p->heap[i] = p->heap[least];
+        i = least;
+    }
+    p->heap[i] = x;
+    return top;
+}
+
+static uint32_t kvc__offer_bytes(const kvc__piece *p, const kvc__sym *left, const kvc__sym *right)
+{
+    const kvc__vocab *v = p->v;
+    if (left->id == KVC_NO_TOKEN || right->id == KVC_NO_TOKEN) return KVC__NO_OFFER;
+    return v->join_slots[kvc__join_slot(v, (uint32_t)left->id, (uint32_t)right->id)];
+}
+
+static uint32_t kvc__offer_spm(const kvc__piece *p, const kvc__sym *left, const kvc__sym *right)
+{
+    uint32_t end = right->next == KVC__NO_SYM ? p->n_text : p->syms[right->next].start;
+    return (uint32_t)kvc__string_find(p->v, p->text + left->start, end - left->start);
+}
+
+static uint32_t kvc__offer_order(const kvc__piece *p, uint32_t offer)
+{
+    return p->v->family == KVC__FAMILY_SPM ? kvc__score_order(p->v, offer) : offer;
+}
+
+/* Finds anew what a symbol and the next one give. */
+static void kvc__piece_offer(kvc__piece *p, uint32_t sym)
+{
+    kvc__sym *s = &p->syms[sym], *next;
+    s->offer = KVC__NO_OFFER;
+    if (s->next == KVC__NO_SYM) return;
+    next = &p->syms[s->next];
+    s->offer = p->v->family == KVC__FAMILY_SPM ? kvc__offer_spm(p, s, next)
+                                               : kvc__offer_bytes(p, s, next);
+    if (s->offer != KVC__NO_OFFER)
+        kvc__heap_push(p, (uint64_t)kvc__offer_order(p, s->offer) << 32 | sym);
+}
+
+static void kvc__piece_join(kvc__piece *p, uint32_t sym)
+{
+    kvc__sym *s = &p->syms[sym], *gone = &p->syms[s->next];
+    s->id = (kvc_token)s->offer;
+    if (p->v->family == KVC__FAMILY_BYTES) s->id = (kvc_token)p->v->joins[s->offer].joined;
+    gone->offer = KVC__NO_OFFER;
+    s->next = gone->next;
+    if (s->next != KVC__NO_SYM) p->syms[s->next].prev = sym;
+    kvc__piece_offer(p, sym);
+    if (s->prev != KVC__NO_SYM) kvc__piece_offer(p, s->prev);
+}
+
+static void kvc__piece_merge(kvc__piece *p)
+{
+    uint32_t i;
+    for (i = 0; i + 1 < p->n_syms; i++) kvc__piece_offer(p, i);
+    while (p->n_heap > 0) {
+        uint64_t top = kvc__heap_pop(p);
+        uint32_t sym = (uint32_t)top, offer = p->syms[sym].offer;
+        if (offer != KVC__NO_OFFER && kvc__offer_order(p, offer) == top >> 32)
+            kvc__piece_join(p, sym);
+    }
+}
+
+static void kvc__piece_push(kvc__piece *p, kvc_token id)
+{
+    uint32_t i = p->n_syms++;
+    kvc__sym *s = &p->syms[i];
+    s->start = p->n_text;
+    s->prev = i == 0 ? KVC__NO_SYM : i - 1;
+    s->next = KVC__NO_SYM;
+    s->id = id;
+    s->offer = KVC__NO_OFFER;
+    if (i > 0) p->syms[i - 1].next = i;
+}
+
+/* ---- from text to pieces ---- */
+
+/* One character of the text and the symbols it becomes. */
+typedef struct kvc__char {
+    size_t size;            /* bytes in the text */
+    uint32_t n_syms;
+    uint32_t n_text;        /* SPM: bytes of its spelling */
+    uint32_t first, last;   /* how kvc__pair_has knows its two ends */
+    int replaced;           /* BYTES: U+FFFD stands for it */
+} kvc__char;
+
+static const unsigned char kvc__replacement[3] = { 0xEF, 0xBF, 0xBD };
+
+static int kvc__has_byte_tokens(const kvc__vocab *v, const unsigned char *p, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if (v->byte_token[p[i]] == KVC_NO_TOKEN) return 0;
+    }
+    return 1;
+}
+
+/* A byte-level vocabulary without some byte (as a rule, those that no UTF-8 has) cannot spell all
+   ill-formed text; then every such part becomes U+FFFD, not some this way and some that. */
+static void kvc__char_read_bytes(const kvc__vocab *v, const unsigned char *p, uint32_t cp,
+    kvc__char *c)
+{
+    c->replaced = !v->all_bytes && (cp >= KVC__UTF8_BAD || !kvc__has_byte_tokens(v, p, c->size));
+    c->n_syms = c->replaced ? 3 : (uint32_t)c->size;
+    c->n_text = 0;
+    c->first = c->replaced ? kvc__replacement[0] : p[0];
+    c->last = c->replaced ? kvc__replacement[2] : p[c->size - 1];
+}
+
+static void kvc__char_read(const kvc__vocab *v, const unsigned char *p, size_t n, kvc__char *c)
+{
+    uint32_t cp;
+    c->size = kvc__utf8_read(p, n, &cp);
+    if (v->family == KVC__FAMILY_BYTES) {
+        kvc__char_read_bytes(v, p, cp, c);
+        return;
+    }
+    c->replaced = 0;
+    c->n_syms = 1;
+    c->n_text = cp == ' ' ? 3 : (uint32_t)c->size;
+    if (cp == ' ') cp = KVC__SPACE_MARK;
+    c->first = c->last = cp > KVC__UTF8_BAD ? KVC__UTF8_BAD : cp;
+}
+
+/* A stretch of text that merges on its own. */
+typedef struct kvc__stretch {
+    const unsigned char *text;
+    size_t size;
+    size_t n_syms, n_text;  /* what the piece will need */
+    int prefix;             /* SPM: a space comes in front */
+} kvc__stretch;
+
+static void kvc__stretch_space(kvc__stretch *s, uint32_t *last)
+{
+    s->n_syms = 1;
+    s->n_text = 3;
+    *last = KVC__SPACE_MARK;
+}
+
+/* The stretch at p, n > 0: up to the first two characters that no token holds together. A space put
+   in front can be a stretch of its own, without text. */
+static void kvc__stretch_find(const kvc__vocab *v, const unsigned char *p, size_t n, int prefix,
+    kvc__stretch *s)
+{
+    kvc__char c;
+    uint32_t last = 0;
+    memset(s, 0, sizeof *s);
+    s->text = p;
+    s->prefix = prefix;
+    if (prefix) kvc__stretch_space(s, &last);
+    while (s->size < n) {
+        kvc__char_read(v, p + s->size, n - s->size, &c);
+        if (s->n_syms != 0 && !kvc__pair_has(v, last, c.first)) return;
+        s->size += c.size;
+        s->n_syms += c.n_syms;
+        s->n_text += c.n_text;
+        last = c.last;
+    }
+}
+
+static void kvc__piece_add_bytes(kvc__piece *p, const unsigned char *bytes, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; i++) kvc__piece_push(p, p->v->byte_token[bytes[i]]);
+}
+
+static void kvc__piece_add_spelling(kvc__piece *p, const unsigned char *spelling, uint32_t n)
+{
+    memcpy(p->text + p->n_text, spelling, n);
+    kvc__piece_push(p, kvc__string_find(p->v, spelling, n));
+    p->n_text += n;
+}
+
+static void kvc__piece_add_space(kvc__piece *p)
+{
+    static const unsigned char mark[3] = { 0xE2, 0x96, 0x81 };
+    kvc__piece_add_spelling(p, mark, 3);
+}
+
+static void kvc__piece_fill(kvc__piece *p, const kvc__stretch *s)
+{
+    kvc__char c;
+    size_t i;
+    if (s->prefix) kvc__piece_add_space(p);
+    for (i = 0; i < s->size; i += c.size) {
+        const unsigned char *at = s->text + i;
+        kvc__char_read(p->v, at, s->size - i, &c);
+        if (p->v->family == KVC__FAMILY_BYTES)
+            kvc__piece_add_bytes(p, c.replaced ? kvc__replacement : at, c.n_syms);
+        else if (*at == ' ')
+            kvc__piece_add_space(p);
+        else
+            kvc__piece_add_spelling(p, at, c.n_text);
+    }
+}
+
+/* Bytes of memory for a piece; 0 if they pass the address space. */
+static size_t kvc__piece_size(size_t n_syms, size_t n_text)
+{
+    size_t size;
+    if (!kvc__mul_size(&size, n_syms, sizeof(kvc__sym) + 2 * sizeof(uint64_t))) return 0;
+    return kvc__add_size(&size, size, n_text) ? size : 0;
+}
+
+/* ---- encoding ---- */
+
+#define KVC__LOCAL_WORDS 960    /* 7.5 KiB of stack: nearly 200 characters */
+
+typedef struct kvc__encoder {
+    const kvc__vocab *v;
+    const kvc_allocator *a;
+    const kvc_memory *work;
+    kvc_error *err;
+    kvc_token *tokens;      /* [cap] */
+    size_t cap, n;          /* n goes on past cap: it is the number needed */
+    int in_unknown;         /* the last token stands for unknown text: more of it adds nothing */
+    uint64_t local[KVC__LOCAL_WORDS];
+} kvc__encoder;
+
+static void kvc__encoder_put(kvc__encoder *e, kvc_token id)
+{
+    if (e->n < e->cap) e->tokens[e->n] = id;
+    e->n++;
+    e->in_unknown = 0;
+}
+
+/* A run of text that nothing spells gives one unknown token, as SentencePiece has it. */
+static kvc_result kvc__encoder_unknown(kvc__encoder *e)
+{
+    if (e->v->unk == KVC_NO_TOKEN)
+        return kvc__fail(e->err, KVC_ERROR_UNSUPPORTED, KVC__KEY_UNKNOWN,
+            "missing, and the text has a character that no token spells");
+    if (!e->in_unknown) kvc__encoder_put(e, e->v->unk);
+    e->in_unknown = 1;
+    return KVC_OK;
+}
+
+/* A character without a token of its own: its bytes, all or none. A space is spelled by the mark,
+   whose bytes mean the mark itself; the byte of a space is what comes back as one. */
+static kvc_result kvc__encoder_fallback(kvc__encoder *e, const unsigned char *p, size_t n)
+{
+    static const unsigned char mark[3] = { 0xE2, 0x96, 0x81 }, space[1] = { ' ' };
+    size_t i;
+    if (n == 3 && memcmp(p, mark, 3) == 0) {
+        p = space;
+        n = 1;
+    }
+    if (n == 0 || !kvc__has_byte_tokens(e->v, p, n)) return kvc__encoder_unknown(e);
+    for (i = 0; i < n; i++) kvc__encoder_put(e, e->v->byte_token[p[i]]);
+    return KVC_OK;
+}
+
+static kvc_result kvc__encoder_put_piece(kvc__encoder *e, const kvc__piece *p)
+{
+    kvc_result r = KVC_OK;
+    uint32_t i, end;
+    for (i = 0; r == KVC_OK && i != KVC__NO_SYM; i = p->syms[i].next) {
+        const kvc__sym *s = &p->syms[i];
+        end = s->next == KVC__NO_SYM ? p->n_text : p->syms[s->next].start;
+        if (s->id != KVC_NO_TOKEN) kvc__encoder_put(e, s->id);
+        else r = kvc__encoder_fallback(e, p->text + s->start, end - s->start);
+    }
+    return r;
+}
+
+static kvc_result kvc__encoder_merge(kvc__encoder *e, const kvc__stretch *s, void *memory)
+{
+    kvc__piece p;
+    memset(&p, 0, sizeof p);
+    p.v = e->v;
+    p.heap = (uint64_t *)memory;
+    p.syms = (kvc__sym *)(void *)(p.heap + 2 * s->n_syms);
+    p.text = (unsigned char *)(p.syms + s->n_syms);
+    kvc__piece_fill(&p, s);
+    kvc__piece_merge(&p);
+    return kvc__encoder_put_piece(e, &p);
+}
+
+/* The host's work memory from its first aligned byte; 0 bytes if there is none. */
+static void *kvc__work_start(const kvc_memory *work, size_t *size)
+{
+    size_t skip;
+    *size = 0;
+    if (work == NULL || work->ptr == NULL) return NULL;
+    skip = (size_t)(-(uintptr_t)work->ptr & 7);
+    if (work->size < skip) return NULL;
+    *size = work->size - skip;
+    return (unsigned char *)work->ptr + skip;
+}
+
+static kvc_result kvc__encoder_stretch(kvc__encoder *e, const kvc__stretch *s)
+{
+    size_t need = kvc__piece_size(s->n_syms, s->n_text), given;
+    void *work = kvc__work_start(e->work, &given), *memory;
+    kvc_result r;
+    if (need != 0 && need <= sizeof e->local) return kvc__encoder_merge(e, s, e->local);
+    if (need != 0 && need <= given) return kvc__encoder_merge(e, s, work);
+    memory = need != 0 ? kvc__alloc(e->a, need, 64) : NULL;
+    if (memory == NULL)
+        return kvc__fail(e->err, KVC_ERROR_MEMORY, "text", "no memory for a long stretch of text");
+    r = kvc__encoder_merge(e, s, memory);
+    kvc__free(e->a, memory, need);
+    return r;
+}
+
+static kvc_result kvc__encoder_stretches(kvc__encoder *e, const unsigned char *p, size_t n,
+    int prefix)
+{
+    kvc__stretch s;
+    kvc_result r = KVC_OK;
+    size_t at;
+    for (at = 0; r == KVC_OK && at < n; at += s.size) {
+        kvc__stretch_find(e->v, p + at, n - at, prefix, &s);
+        prefix = 0;
+        r = kvc__encoder_stretch(e, &s);
+    }
+    return r;
+}
+
+static kvc_result kvc__encoder_words(kvc__encoder *e, const unsigned char *p, size_t n)
+{
+    kvc__words words;
+    kvc_result r = KVC_OK;
+    kvc_token id;
+    size_t size;
+    kvc__words_start(&words, e->v->splits, p, n);
+    while (r == KVC_OK && (size = kvc__words_next(&words)) != 0) {
+        const unsigned char *word = p + words.at - size;
+        id = e->v->whole_words ? kvc__word_find(e->v, word, size) : KVC_NO_TOKEN;
+        if (id != KVC_NO_TOKEN) kvc__encoder_put(e, id);
+        else r = kvc__encoder_stretches(e, word, size, 0);
+    }
+    return r;
+}
+
+/* Text between special tokens. SentencePiece models see every such part as a text of its own. */
+static kvc_result kvc__encoder_raw(kvc__encoder *e, const unsigned char *p, size_t n)
+{
+    e->in_unknown = 0;
+    if (n == 0) return KVC_OK;
+    if (e->v->family == KVC__FAMILY_BYTES) return kvc__encoder_words(e, p, n);
+    return kvc__encoder_stretches(e, p, n, e->v->space_prefix);
+}
+
+/* White space that a special token swallows. */
+static size_t kvc__encoder_strip(const kvc__encoder *e, uint32_t id, const unsigned char *p,
+    size_t n)
+{
+    kvc_token t = (kvc_token)id;
+    size_t i = 0;
+    if (!e->v->strips || t == e->v->bos || t == e->v->eos || t == e->v->unk) return 0;
+    while (i < n && (p[i] == ' ' || p[i] - 9u < 5u)) i++;
+    return i;
+}
+
+static kvc_result kvc__encoder_text(kvc__encoder *e, const unsigned char *text, size_t n,
+    int control)
+{
+    kvc_result r = KVC_OK;
+    size_t at = 0, found, size;
+    uint32_t id = 0;
+    while (r == KVC_OK && at < n) {
+        found = kvc__special_next(e->v, text, at, n, control, &size, &id);
+        r = kvc__encoder_raw(e, text + at, found - at);
+        at = found + size;
+        if (r != KVC_OK || size == 0) continue;
+        kvc__encoder_put(e, (kvc_token)id);
+        at += kvc__encoder_strip(e, id, text + at, n - at);
+    }
+    return r;
+}
+
+/* KVC_OK if the vocabulary can tokenize, else an error that names the key and its value. */
+static kvc_result kvc__vocab_ready(const kvc__vocab *v, kvc_error *err)
+{
+    kvc__msg m;
+    if (!v->has_tokenizer)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, KVC__KEY_MODEL, "the file has no tokenizer");
+    if (v->problem_key == NULL) return KVC_OK;
+    kvc__fail(err, KVC_ERROR_UNSUPPORTED, v->problem_key, "");
+    if (err == NULL) return KVC_ERROR_UNSUPPORTED;
+    kvc__msg_start(&m, err->message, sizeof err->message);
+    kvc__msg_text(&m, "\"");
+    kvc__msg_bytes(&m, (const char *)v->problem.data,
+        v->problem.data_size < 64 ? v->problem.data_size : 64);
+    kvc__msg_text(&m, "\" is not among the tokenizers that this version knows");
+    return KVC_ERROR_UNSUPPORTED;
+}
+
+/* The arguments are in range: the public function saw to it. */
+static kvc_result kvc__vocab_tokenize(const kvc__vocab *v, const kvc_allocator *a,
+    const char *text, size_t text_size, unsigned flags, kvc_token *tokens, size_t cap, size_t *n,
+    const kvc_memory *work, kvc_error *err)
+{
+    kvc__encoder e;
+    kvc_result r;
+    int add = (flags & KVC_TEXT_SPECIAL_ADD) != 0;
+    *n = 0;
+    if ((r = kvc__vocab_ready(v, err)) != KVC_OK) return r;
+    e.v = v;
+    e.a = a;
+    e.work = work;
+    e.err = err;
+    e.tokens = tokens;
+    e.cap = cap;
+    e.n = 0;
+    e.in_unknown = 0;
+    if (add && v->add_bos) kvc__encoder_put(&e, v->bos);
+    r = kvc__encoder_text(&e, (const unsigned char *)text, text_size,
+        (flags & KVC_TEXT_SPECIAL_PARSE) != 0);
+    if (r != KVC_OK) return r;
+    if (add && v->add_eos) kvc__encoder_put(&e, v->eos);
+    *n = e.n;
+    if (e.n > cap)
+        return kvc__fail(err, KVC_ERROR_SPACE, "tokens_cap",
+            "too small; *n_tokens is the number needed");
+    return KVC_OK;
+}
+
+/* Enough for the longest stretch that a text of this size can be; all the memory there is if that
+   passes the address space. */
+static size_t kvc__vocab_work_size(const kvc__vocab *v, size_t text_size)
+{
+    size_t syms = text_size, text = 0, size = 0;
+    int fits = 1;
+    if (v->family == KVC__FAMILY_SPM) {
+        fits = kvc__mul_size(&text, text_size, 3) && kvc__add_size(&syms, text_size, 1) &&
+            kvc__add_size(&text, text, 3 + 64);
+    } else {
+        fits = v->all_bytes || kvc__mul_size(&syms, text_size, 3);
+        text = 64;
+    }
+    if (fits) size = kvc__piece_size(syms, text);
+    return size != 0 ? size : SIZE_MAX;
+}
+
+/* ---- decoding ---- */
+
+static const char *kvc__vocab_spelling(const kvc__vocab *v, kvc_token token, size_t *size,
+    kvc_token_kind *kind)
+{
+    *size = 0;
+    if (!v->has_tokenizer || token < 0 || (uint32_t)token >= v->n_tokens) return NULL;
+    if (kind != NULL) *kind = kvc__vocab_kind(v, (uint32_t)token);
+    return (const char *)kvc__vocab_text(v, (uint32_t)token, size);
+}
+
+static int kvc__vocab_is_end(const kvc__vocab *v, kvc_token token)
+{
+    const unsigned char *ends = (const unsigned char *)v->ends.data;
+    uint64_t i;
+    if (token < 0) return 0;
+    if (token == v->eos || token == v->eot || token == v->eom) return 1;
+    for (i = 0; i < v->ends.n_items; i++) {
+        if (kvc__rd32(ends + (size_t)i * 4) == (uint32_t)token) return 1;
+    }
+    return 0;
+}
+
+/* Where decoded bytes go: through the held ones into the caller's buffer, as whole characters. */
+typedef struct kvc__sink {
+    char *buf;
+    size_t cap, n;          /* n goes on past cap */
+    unsigned char held[4];
+    size_t n_held;
+} kvc__sink;
+
+static void kvc__sink_out(kvc__sink *s, size_t size)
+{
+    size_t i;
+    for (i = 0; i < size; i++, s->n++) {
+        if (s->n < s->cap) s->buf[s->n] = (char)s->held[i];
+    }
+    s->n_held -= size;
+    memmove(s->held, s->held + size, s->n_held);
+}
+
+static void kvc__sink_byte(kvc__sink *s, unsigned char byte)
+{
+    uint32_t cp;
+    size_t size;
+    s->held[s->n_held++] = byte;
+    while (s->n_held > 0) {
+        size = kvc__utf8_read(s->held, s->n_held, &cp);
+        if (cp == KVC__UTF8_CUT) return;
+        kvc__sink_out(s, size);
+    }
+}
+
+static void kvc__sink_bytes(kvc__sink *s, const unsigned char *p, size_t n)
+{
+    size_t i;
+    for (i = 0; i < n; i++) kvc__sink_byte(s, p[i]);
+}
+
+/* Byte-level: one byte for each character; a character that stands for none is itself. */
+static void kvc__sink_bytes_spelled(kvc__sink *s, const unsigned char *p, size_t n)
+{
+    size_t i, size;
+    uint32_t cp, byte;
+    for (i = 0; i < n; i += size) {
+        size = kvc__utf8_read(p + i, n - i, &cp);
+        byte = kvc__char_to_byte(cp);
+        if (byte < 256) kvc__sink_byte(s, (unsigned char)byte);
+        else kvc__sink_bytes(s, p + i, size);
+    }
+}
+
+/* SPM: the mark is a space. With `drop` the first one goes. */
+static void kvc__sink_spm_spelled(kvc__sink *s, const unsigned char *p, size_t n, int drop)
+{
+    size_t i, size;
+    uint32_t cp;
+    for (i = 0; i < n; i += size) {
+        size = kvc__utf8_read(p + i, n - i, &cp);
+        if (cp != KVC__SPACE_MARK) kvc__sink_bytes(s, p + i, size);
+        else if (!(drop && i == 0)) kvc__sink_byte(s, ' ');
+    }
+}
+
+static void kvc__sink_token(kvc__sink *s, const kvc__vocab *v, uint32_t id, int drop)
+{
+    size_t size;
+    const unsigned char *p = kvc__vocab_text(v, id, &size);
+    kvc_token_kind kind = kvc__vocab_kind(v, id);
+    uint32_t byte = kind == KVC_TOKEN_BYTE ? kvc__hex_byte(p, size) : 256;
+    if (byte < 256) {
+        if (!(drop && byte == ' ' && !v->space_is_token)) kvc__sink_byte(s, (unsigned char)byte);
+    } else if (kvc__is_special(kind)) {
+        kvc__sink_bytes(s, p, size);
+    } else if (v->family == KVC__FAMILY_BYTES) {
+        kvc__sink_bytes_spelled(s, p, size);
+    } else {
+        kvc__sink_spm_spelled(s, p, size, drop);
+    }
+}
+
+static kvc_result kvc__push_check(const kvc__vocab *v, const kvc_text_stream *stream,
+    kvc_token token, const char *buf, size_t cap, const size_t *n, kvc_error *err)
+{
+    if (n == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "n", "NULL");
+    if (stream == NULL || stream->n_held > 3)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "stream", "NULL or not zeroed at its start");
+    if (buf == NULL && cap != 0) return kvc__fail(err, KVC_ERROR_ARGUMENT, "buf", "NULL");
+    if (v->family == KVC__FAMILY_NONE) return kvc__vocab_ready(v, err);
+    if (token < 0 || (uint32_t)token >= v->n_rows)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "token", "not an id of this model");
+    return KVC_OK;
+}
+
+/* A token that adds nothing to the text: padding, an empty spelling, a hidden control token. */
+static int kvc__push_is_silent(const kvc__vocab *v, const kvc_text_stream *stream, kvc_token token)
+{
+    size_t size;
+    kvc_token_kind kind;
+    if (kvc__vocab_spelling(v, token, &size, &kind) == NULL || size == 0) return 1;
+    return !stream->show_control && (kind == KVC_TOKEN_CONTROL || kind == KVC_TOKEN_UNKNOWN);
+}
+
+static kvc_result kvc__vocab_push(const kvc__vocab *v, kvc_text_stream *stream, kvc_token token,
+    char *buf, size_t cap, size_t *n, kvc_error *err)
+{
+    kvc__sink s;
+    kvc_result r = kvc__push_check(v, stream, token, buf, cap, n, err);
+    if (n != NULL) *n = 0;
+    if (r != KVC_OK) return r;
+    if (kvc__push_is_silent(v, stream, token)) return KVC_OK;
+    s.buf = buf;
+    s.cap = cap;
+    s.n = 0;
+    s.n_held = stream->n_held;
+    memcpy(s.held, stream->held, sizeof s.held);
+    kvc__sink_token(&s, v, (uint32_t)token,
+        v->space_prefix && !stream->started && !stream->keep_space);
+    *n = s.n;
+    if (s.n > cap)
+        return kvc__fail(err, KVC_ERROR_SPACE, "buf_cap", "too small; *n is the size needed");
+    memcpy(stream->held, s.held, sizeof s.held);
+    stream->n_held = (uint8_t)s.n_held;
+    stream->started = 1;
+    return KVC_OK;
+}
+/* ------------------------------------------------------------------------------------------------
+   >>model  Hyper-parameters, architectures, weights
+   An architecture is a row of kvc__archs: its name, its traits and its tensors with the shapes
+   they must have. Loading fills the hyper-parameters from metadata, binds each row's tensors,
+   checks every shape, and refuses what it does not understand by name. Matrices stay where they
+   are; vectors are decoded to floats in the model's own block. The model does not change after
+   that.
+   ---------------------------------------------------------------------------------------------- */
+typedef struct kvc__matrix {
+    const unsigned char *data;      /* [n_out, n_in], rows of row_size bytes; NULL: absent */
+    size_t row_size;
+    uint32_t n_in, n_out;
+    uint32_t type;
+    const float *bias;              /* [n_out] or NULL */
+} kvc__matrix;
+
+typedef struct kvc__layer {
+    const float *attn_norm, *ffn_norm;      /* [n_embd] */
+    kvc__matrix q, k, v, o;
+    kvc__matrix gate, up, down;
+} kvc__layer;
+
+/* Which lengths a tensor's sides must have. */
+typedef enum kvc__side {
+    KVC__SIDE_1, KVC__SIDE_EMBD, KVC__SIDE_Q, KVC__SIDE_K, KVC__SIDE_V, KVC__SIDE_HEADS_V,
+        KVC__SIDE_FF
+} kvc__side;
+
+/* A tensor of a layer: blk.<i>.<name>.weight, and for a matrix an optional .bias. */
+typedef struct kvc__tensor_row {
+    const char *name;
+    uint16_t field;                 /* offset in kvc__layer */
+    uint8_t is_matrix;
+    uint8_t n_in, n_out;            /* kvc__side */
+} kvc__tensor_row;
+
+typedef enum kvc__rope_pairs {
+    KVC__ROPE_NEXT,                 /* dimensions 2i and 2i + 1 turn together */
+    KVC__ROPE_HALF                  /* dimensions i and i + rope_dim / 2 */
+} kvc__rope_pairs;
+
+typedef struct kvc__arch {
+    const char *name;               /* general.architecture */
+    const kvc__tensor_row *rows;    /* ends with a NULL name */
+    kvc__rope_pairs rope;
+} kvc__arch;
+
+/* Pre-norm blocks with RMS norms, attention and SwiGLU feed-forward, in this order. */
+static const kvc__tensor_row kvc__rows_llama[] = {
+    {"attn_norm", offsetof(kvc__layer, attn_norm), 0, KVC__SIDE_EMBD, KVC__SIDE_1},
+    {"attn_q", offsetof(kvc__layer, q), 1, KVC__SIDE_EMBD, KVC__SIDE_Q},
+    {"attn_k", offsetof(kvc__layer, k), 1, KVC__SIDE_EMBD, KVC__SIDE_K},
+    {"attn_v", offsetof(kvc__layer, v), 1, KVC__SIDE_EMBD, KVC__SIDE_V},
+    {"attn_output", offsetof(kvc__layer, o), 1, KVC__SIDE_HEADS_V, KVC__SIDE_EMBD},
+    {"ffn_norm", offsetof(kvc__layer, ffn_norm), 0, KVC__SIDE_EMBD, KVC__SIDE_1},
+    {"ffn_gate", offsetof(kvc__layer, gate), 1, KVC__SIDE_EMBD, KVC__SIDE_FF},
+    {"ffn_up", offsetof(kvc__layer, up), 1, KVC__SIDE_EMBD, KVC__SIDE_FF},
+    {"ffn_down", offsetof(kvc__layer, down), 1, KVC__SIDE_FF, KVC__SIDE_EMBD},
+    {NULL, 0, 0, 0, 0}
+};
+
+/* Sorted by name; one architecture a line.
+   - llama: Llama 1 to 3, TinyLlama, Mistral 7B, SmolLM and the many that use their form. Files hold
+     the rows of q and k in an order for which neighbouring dimensions turn together (Touvron et
+     al., "LLaMA", 2023; Su et al., "RoFormer", 2021).
+   - qwen2: Qwen 2 and 2.5 (Yang et al., "Qwen2 technical report", 2024): llama with biases on q, k
+     and v, and dimensions half a head apart that turn together. */
+static const kvc__arch kvc__archs[] = {
+    {"llama", kvc__rows_llama, KVC__ROPE_NEXT},
+    {"qwen2", kvc__rows_llama, KVC__ROPE_HALF},
+    {NULL, NULL, KVC__ROPE_NEXT}
+};
+
+struct kvc_model {
+    kvc_allocator allocator;
+    kvc__file file;                 /* the mapping, if the model was opened by path */
+    kvc__gguf gguf;
+    kvc__vocab vocab;
+    const kvc__arch *arch;
+    uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, head_dim_v, n_ff, n_vocab;
+    uint32_t n_ctx_train, rope_dim, window;
+    float norm_eps;
+    float rope_scale;               /* factor on cos and sin (YaRN) */
+    double *rope_freq;              /* [rope_dim / 2] radians per position */
+    kvc__layer *layers;
+    kvc__matrix embd, output;       /* output is embd again where the file ties them */
+    const float *output_norm;
+    uint64_t n_params, weights_size;
+    void *block;                    /* layers, vectors, rope_freq */
+    size_t block_size;
+};
+
+static uint32_t kvc__model_n_vocab(const kvc_model *m) { return m->n_vocab; }
+static uint32_t kvc__model_n_tokens(const kvc_model *m) { return m->vocab.n_tokens; }
+static const kvc_allocator *kvc__model_allocator(const kvc_model *m) { return &m->allocator; }
+
+/* ---- hyper-parameters ---- */
+
+/* Reads keys "<arch>.<suffix>". The first failure stays in `result`; later reads do nothing. */
+typedef struct kvc__keys {
+    const kvc__gguf *gguf;
+    const char *arch;
+    kvc_error *err;
+    kvc_result result;
+    char key[96];
+} kvc__keys;
+
+static int kvc__keys_find(kvc__keys *k, const char *suffix, kvc_meta *m)
+{
+    kvc__msg text;
+    if (k->result != KVC_OK) return 0;
+    kvc__msg_start(&text, k->key, sizeof k->key);
+    kvc__msg_text(&text, k->arch);
+    kvc__msg_text(&text, ".");
+    kvc__msg_text(&text, suffix);
+    return kvc__gguf_find(k->gguf, k->key, m);
+}
+
+static void kvc__keys_bad(kvc__keys *k, kvc_result code, const char *message)
+{
+    if (k->result == KVC_OK) k->result = kvc__fail(k->err, code, k->key, message);
+}
+
+/* A whole number from min to max; absent: `fallback`, or an error if that is UINT32_MAX. */
+static uint32_t kvc__keys_u32(kvc__keys *k, const char *suffix, uint32_t fallback, uint32_t min,
+    uint32_t max)
+{
+    kvc_meta m;
+    double v;
+    if (!kvc__keys_find(k, suffix, &m)) {
+        if (fallback == UINT32_MAX) kvc__keys_bad(k, KVC_ERROR_FORMAT, "the key is missing");
+        return fallback;
+    }
+    if (m.type == KVC_META_ARRAY) {
+        kvc__keys_bad(k, KVC_ERROR_UNSUPPORTED, "a value for each layer");
+        return min;
+    }
+    if (!kvc__meta_is_integer(&m)) {
+        kvc__keys_bad(k, KVC_ERROR_FORMAT, "not a whole number");
+        return min;
+    }
+    kvc__meta_number(&m, &v);
+    if (v < (double)min || v > (double)max) {
+        kvc__keys_bad(k, KVC_ERROR_FORMAT, "the number is out of its range");
+        return min;
+    }
+    return (uint32_t)v;
+}
+
+/* A finite number, > 0 or (if zero_allowed) >= 0; absent: `fallback`, an error if that is < 0. */
+static double kvc__keys_real(kvc__keys *k, const char *suffix, double fallback, int zero_allowed)
+{
+    kvc_meta m;
+    double v;
+    if (!kvc__keys_find(k, suffix, &m)) {
+        if (fallback < 0) kvc__keys_bad(k, KVC_ERROR_FORMAT, "the key is missing");
+        return fallback;
+    }
+    if (!kvc__meta_number(&m, &v) || m.type == KVC_META_BOOL) {
+        kvc__keys_bad(k, KVC_ERROR_FORMAT, "not a number");
+        return 1.0;
+    }
+    if (!(v >= 0) || v > 1e30 || (v <= 0 && !zero_allowed)) {
+        kvc__keys_bad(k, KVC_ERROR_FORMAT, "not a finite positive number");
+        return 1.0;
+    }
+    return v;
+}
+
+/* The architecture's row, or an error that lists the known ones. */
+static kvc_result kvc__arch_find(const kvc__gguf *g, const kvc__arch **out, kvc_error *err)
+{
+    kvc_meta m;
+    kvc__msg text;
+    const kvc__arch *a;
+    if (!kvc__gguf_find(g, "general.architecture", &m))
+        return kvc__fail(err, KVC_ERROR_FORMAT, "general.architecture", "the key is missing");
+    if (m.type != KVC_META_STRING)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "general.architecture", "not a string");
+    for (a = kvc__archs; a->name != NULL; a++) {
+        if (kvc__meta_is_text(&m, a->name)) {
+            *out = a;
+            return KVC_OK;
+        }
+    }
+    kvc__fail(err, KVC_ERROR_UNSUPPORTED, "general.architecture", "");
+    if (err == NULL) return KVC_ERROR_UNSUPPORTED;
+    kvc__msg_start(&text, err->message, sizeof err->message);
+    kvc__msg_text(&text, "unknown architecture '");
+    kvc__msg_bytes(&text, (const char *)m.data, m.data_size < 64 ? m.data_size : 64);
+    kvc__msg_text(&text, "'; known are");
+    for (a = kvc__archs; a->name != NULL; a++) {
+        kvc__msg_text(&text, " ");
+        kvc__msg_text(&text, a->name);
+    }
+    return KVC_ERROR_UNSUPPORTED;
+}
+
+static kvc_result kvc__model_shape(kvc_model *m, kvc_error *err)
+{
+    kvc__keys k;
+    memset(&k, 0, sizeof k);
+    k.gguf = &m->gguf;
+    k.arch = m->arch->name;
+    k.err = err;
+    m->n_ctx_train = kvc__keys_u32(&k, "context_length", UINT32_MAX, 1, 1u << 30);
+    m->n_embd = kvc__keys_u32(&k, "embedding_length", UINT32_MAX, 1, 1u << 20);
+    m->n_layers = kvc__keys_u32(&k, "block_count", UINT32_MAX, 1, 4096);
+    m->n_ff = kvc__keys_u32(&k, "feed_forward_length", UINT32_MAX, 1, 1u << 24);
+    m->n_heads = kvc__keys_u32(&k, "attention.head_count", UINT32_MAX, 1, 1u << 14);
+    m->n_kv_heads = kvc__keys_u32(&k, "attention.head_count_kv", m->n_heads, 1, 1u << 14);
+    if (k.result == KVC_OK && m->n_heads % m->n_kv_heads != 0)
+        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, k.key, "attention.head_count", m->n_heads,
+            "is not a multiple of head_count_kv", m->n_kv_heads);
+    m->head_dim = kvc__keys_u32(&k, "attention.key_length", 0, 1, 4096);
+    if (k.result == KVC_OK && m->head_dim == 0) {
+        if (m->n_embd % m->n_heads != 0 || m->n_embd / m->n_heads > 4096) {
+            return kvc__fail_numbers(err, KVC_ERROR_FORMAT, k.key, "absent, and embedding_length",
+                m->n_embd, "gives no head size with head_count", m->n_heads);
+        }
+        m->head_dim = m->n_embd / m->n_heads;
+    }
+    m->head_dim_v = kvc__keys_u32(&k, "attention.value_length", m->head_dim, 1, 4096);
+    m->window = kvc__keys_u32(&k, "attention.sliding_window", 0, 0, UINT32_MAX - 1);
+    m->norm_eps = (float)kvc__keys_real(&k, "attention.layer_norm_rms_epsilon", -1.0, 1);
+    m->rope_dim = kvc__keys_u32(&k, "rope.dimension_count", m->head_dim, 0, 1u << 20);
+    if (k.result == KVC_OK && (m->rope_dim > m->head_dim || m->rope_dim % 2 != 0))
+        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, k.key, "the number", m->rope_dim,
+            "is odd or more than the head's dimensions", m->head_dim);
+    if (kvc__keys_u32(&k, "expert_count", 0, 0, UINT32_MAX - 1) != 0)
+        kvc__keys_bad(&k, KVC_ERROR_UNSUPPORTED, "mixtures of experts");
+    return k.result;
+}
+
+/* ---- rope: radians per position of each pair, with the file's scaling ---- */
+
+/* The dimension whose wavelength fits `turns` times into the original context (Peng et al., "YaRN",
+   2023, section 3.2). */
+static double kvc__yarn_dim(double rope_dim, double base, double n_ctx, double turns)
+{
+    return rope_dim * kvc__log(n_ctx / (turns * 6.283185307179586)) / (2.0 * kvc__log(base));
+}
+
+/* frequencies: base^(-2i/d) (RoFormer), divided by factors if the file has rope_freqs.weight
+   (Llama 3.1); linear scaling divides by `factor` (Chen et al., "Position interpolation", 2023);
+   YaRN divides the slow ones, keeps the fast ones, ramps between, and multiplies cos and sin. */
+static kvc_result kvc__model_rope(kvc_model *m, const float *factors, kvc_error *err)
+{
+    kvc__keys k;
+    kvc_meta type;
+    double base, factor, n_orig, fast, slow, low = 0, high = 0, d = (double)m->rope_dim;
+    int yarn = 0;
+    uint32_t i;
+    memset(&k, 0, sizeof k);
+    k.gguf = &m->gguf;
+    k.arch = m->arch->name;
+    k.err = err;
+    base = kvc__keys_real(&k, "rope.freq_base", 10000.0, 0);
+    factor = kvc__keys_real(&k, "rope.scale_linear", 1.0, 0);   /* the older spelling */
+    factor = kvc__keys_real(&k, "rope.scaling.factor", factor, 0);
+    n_orig = (double)kvc__keys_u32(&k, "rope.scaling.original_context_length", m->n_ctx_train, 1,
+        1u << 30);
+    fast = kvc__keys_real(&k, "rope.scaling.yarn_beta_fast", 32.0, 0);
+    slow = kvc__keys_real(&k, "rope.scaling.yarn_beta_slow", 1.0, 0);
+    m->rope_scale = (float)kvc__keys_real(&k, "rope.scaling.attn_factor", 1.0, 0);
+    if (kvc__keys_find(&k, "rope.scaling.type", &type)) {
+        yarn = kvc__meta_is_text(&type, "yarn");
+        if (kvc__meta_is_text(&type, "none")) factor = 1.0;
+        else if (!yarn && !kvc__meta_is_text(&type, "linear"))
+            kvc__keys_bad(&k, type.type == KVC_META_STRING
+                ? KVC_ERROR_UNSUPPORTED : KVC_ERROR_FORMAT,
+                "not one of the known scalings none, linear, yarn");
+    }
+    if (k.result != KVC_OK) return k.result;
+    if (yarn) {
+        if (base <= 1.0)
+            return kvc__fail(err, KVC_ERROR_FORMAT, k.key, "yarn needs a rope.freq_base above 1");
+        low = floor(kvc__yarn_dim(d, base, n_orig, fast));
+        high = ceil(kvc__yarn_dim(d, base, n_orig, slow));
+        if (!(low > 0)) low = 0;
+        if (!(high < d - 1)) high = d - 1;
+        m->rope_scale *= (float)(1.0 + 0.1 * kvc__log(factor));
+    }
+    for (i = 0; i < m->rope_dim / 2; i++) {
+        double f = kvc__pow(base, -2.0 * (double)i / d), ramp;
+        if (factors != NULL) {
+            if (!(factors[i] > 0.0f) || factors[i] > 1e30f)
+                return kvc__fail(err, KVC_ERROR_FORMAT, "rope_freqs.weight",
+                    "a factor is not a finite positive number");
+            f /= (double)factors[i];
+        }
+        ramp = ((double)i - low) / (high - low > 0.001 ? high - low : 0.001);
+        ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
+        m->rope_freq[i] = yarn ? f / factor * ramp + f * (1.0 - ramp) : f / factor;
+    }
+    return KVC_OK;
+}
+
+/* ---- weights ---- */
+
+static uint64_t kvc__side_length(const kvc_model *m, uint32_t side)
+{
+    switch (side) {
+    case KVC__SIDE_EMBD: return m->n_embd;
+    case KVC__SIDE_Q: return (uint64_t)m->n_heads * m->head_dim;
+    case KVC__SIDE_K: return (uint64_t)m->n_kv_heads * m->head_dim;
+    case KVC__SIDE_V: return (uint64_t)m->n_kv_heads * m->head_dim_v;
+    case KVC__SIDE_HEADS_V: return (uint64_t)m->n_heads * m->head_dim_v;
+    case KVC__SIDE_FF: return m->n_ff;
+    default: return 1;
+    }
+}
+
+/* The tensor must be [n_out, n_in] of a type that this version computes with. */
+static kvc_result kvc__check_tensor(const kvc__tensor *t, const char *name, uint64_t n_in,
+    uint64_t n_out, kvc_error *err)
+{
+    const kvc__type_info *info = kvc__type(t->type);
+    kvc__msg text;
+    if (t->dims[0] != n_in)
+        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, name, "its rows have", t->dims[0],
+            "elements; the hyper-parameters say", n_in);
+    if (t->dims[1] != n_out || t->dims[2] != 1 || t->dims[3] != 1)
+        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, name, "it has",
+            t->dims[1] * t->dims[2] * t->dims[3], "rows; the hyper-parameters say", n_out);
+    if (info->supported) return KVC_OK;
+    kvc__fail(err, KVC_ERROR_UNSUPPORTED, name, "");
+    if (err == NULL) return KVC_ERROR_UNSUPPORTED;
+    kvc__msg_start(&text, err->message, sizeof err->message);
+    kvc__msg_text(&text, "tensor type ");
+    kvc__msg_text(&text, info->name);
+    kvc__msg_text(&text, " is not supported; F32, F16, BF16, Q8_0 and Q4_0 are");
+    return KVC_ERROR_UNSUPPORTED;
+}
+
+/* Decodes a vector into the arena; *out stays NULL while the arena only measures. */
+static kvc_result kvc__bind_vector(kvc_model *m, kvc__arena *arena, const char *name, uint64_t n,
+    int optional, const float **out, kvc_error *err)
+{
+    const kvc__tensor *t = kvc__gguf_find_tensor(&m->gguf, name);
+    float *v;
+    kvc_result r;
+    *out = NULL;
+    if (t == NULL)
+        return optional ? KVC_OK : kvc__fail(err, KVC_ERROR_FORMAT, name, "the tensor is missing");
+    if ((r = kvc__check_tensor(t, name, n, 1, err)) != KVC_OK) return r;
+    v = (float *)kvc__take(arena, (size_t)n, sizeof(float));
+    if (v == NULL) return KVC_OK;
+    kvc__decode_row(v, t->data, t->type, (size_t)n);
+    *out = v;
+    return KVC_OK;
+}
+
+/* n_out 0: any number of rows */
+static kvc_result kvc__bind_matrix(kvc_model *m, const char *name, uint64_t n_in, uint64_t n_out,
+    int optional, kvc__matrix *out, kvc_error *err)
+{
+    const kvc__tensor *t = kvc__gguf_find_tensor(&m->gguf, name);
+    kvc_result r;
+    memset(out, 0, sizeof *out);
+    if (t == NULL)
+        return optional ? KVC_OK : kvc__fail(err, KVC_ERROR_FORMAT, name, "the tensor is missing");
+    if (n_out == 0) n_out = t->dims[1];
+    if (n_out > 0x7fffffffu)
+        return kvc__fail(err, KVC_ERROR_FORMAT, name, "more than 2^31 rows");
+    if ((r = kvc__check_tensor(t, name, n_in, n_out, err)) != KVC_OK) return r;
+    out->data = t->data;
+    out->n_in = (uint32_t)n_in;
+    out->n_out = (uint32_t)n_out;
+    out->type = t->type;
+    out->row_size = t->size / (size_t)n_out;
+    return KVC_OK;
+}
+
+/* "blk.<layer>.<name><end>" */
+static const char *kvc__layer_name(char buf[96], uint32_t layer, const char *name, const char *end)
+{
+    kvc__msg m;
+    kvc__msg_start(&m, buf, 96);
+    kvc__msg_text(&m, "blk.");
+    kvc__msg_u64(&m, layer);
+    kvc__msg_text(&m, ".");
+    kvc__msg_text(&m, name);
+    kvc__msg_text(&m, end);
+    return buf;
+}
+
+static kvc_result kvc__bind_layer(kvc_model *m, kvc__arena *arena, uint32_t i, kvc__layer *layer,
+    kvc_error *err)
+{
+    const kvc__tensor_row *row;
+    char name[96];
+    kvc_result r;
+    for (row = m->arch->rows; row->name != NULL; row++) {
+        void *field = (char *)layer + row->field;
+        uint64_t n_in = kvc__side_length(m, row->n_in), n_out = kvc__side_length(m, row->n_out);
+        kvc__layer_name(name, i, row->name, ".weight");
+        if (!row->is_matrix) {
+            r = kvc__bind_vector(m, arena, name, n_in, 0, (const float **)field, err);
+        } else {
+            kvc__matrix *w = (kvc__matrix *)field;
+            r = kvc__bind_matrix(m, name, n_in, n_out, 0, w, err);
+            if (r == KVC_OK)
+                r = kvc__bind_vector(m, arena, kvc__layer_name(name, i, row->name, ".bias"), n_out,
+                    1, &w->bias, err);
+        }
+        if (r != KVC_OK) return r;
+    }
+    return KVC_OK;
+}
+
+/* Runs twice: measuring, then placing. Layer by layer into a scratch layer while measuring. */
+static kvc_result kvc__bind_all(kvc_model *m, kvc__arena *arena, const float **factors,
+    kvc_error *err)
+{
+    kvc__layer scratch;
+    kvc_result r;
+    uint32_t i;
+    m->layers = (kvc__layer *)kvc__take(arena, m->n_layers, sizeof *m->layers);
+    m->rope_freq = (double *)kvc__take(arena, m->rope_dim / 2, sizeof *m->rope_freq);
+    r = kvc__bind_vector(m, arena, "output_norm.weight", m->n_embd, 0, &m->output_norm, err);
+    if (r == KVC_OK)
+        r = kvc__bind_matrix(m, "output.weight", m->n_embd, m->n_vocab, 1, &m->output, err);
+    if (r == KVC_OK && m->output.data == NULL) m->output = m->embd;
+    if (r == KVC_OK)
+        r = kvc__bind_vector(m, arena, "output.bias", m->n_vocab, 1, &m->output.bias, err);
+    if (r == KVC_OK)
+        r = kvc__bind_vector(m, arena, "rope_freqs.weight", m->rope_dim / 2, 1, factors, err);
+    for (i = 0; r == KVC_OK && i < m->n_layers; i++)
+        r = kvc__bind_layer(m, arena, i, m->layers != NULL ? &m->layers[i] : &scratch, err);
+    return r;
+}
+
+/* A tensor of a layer that the architecture has no place for would change the result if it were
+   left out: refused. Others (of towers that text does not use, say) are only logged. */
+static kvc_result kvc__check_unused(const kvc_model *m, const kvc_model_desc *desc, kvc_error *err)
+{
+    char line[128];
+    kvc__msg text;
+    size_t i;
+    for (i = 0; i < m->gguf.n_tensors; i++) {
+        const kvc__tensor *t = &m->gguf.tensors[i];
+        int inv_freq = t->name_size > 8 && memcmp(t->name + t->name_size - 8, "inv_freq", 8) == 0;
+        if (m->gguf.used[i]) continue;
+        if (t->name_size > 4 && memcmp(t->name, "blk.", 4) == 0 && !inv_freq)
+            return kvc__fail_bytes(err, KVC_ERROR_UNSUPPORTED, t->name, t->name_size,
+                "a tensor that this architecture has no place for");
+        if (desc->log == NULL) continue;
+        kvc__msg_start(&text, line, sizeof line);
+        kvc__msg_text(&text, "tensor not used: ");
+        kvc__msg_bytes(&text, t->name, t->name_size);
+        desc->log(line, desc->user);
+    }
+    return KVC_OK;
+}
+
+static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
+{
+    const float *factors = NULL;
+    kvc__arena arena;
+    kvc_result r;
+    size_t i;
+    memset(&arena, 0, sizeof arena);
+    if ((r = kvc__bind_all(m, &arena, &factors, err)) != KVC_OK) return r;
+    m->block_size = arena.used;
+    m->block = arena.overflow ? NULL : kvc__alloc(&m->allocator, arena.used, 64);
+    if (m->block == NULL)
+        return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for the layers");
+    arena.base = (unsigned char *)m->block;
+    arena.used = 0;
+    if ((r = kvc__bind_all(m, &arena, &factors, err)) != KVC_OK) return r;
+    for (i = 0; i < m->gguf.n_tensors; i++) {
+        const kvc__tensor *t = &m->gguf.tensors[i];
+        m->n_params += t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
+        m->weights_size += t->size;
+    }
+    return kvc__model_rope(m, factors, err);
+}
+
+/* The embedding decides the vocabulary's size; a vocab_size key must agree with it. */
+static kvc_result kvc__model_vocab(kvc_model *m, kvc_error *err)
+{
+    kvc__keys k;
+    uint32_t n;
+    kvc_result r = kvc__bind_matrix(m, "token_embd.weight", m->n_embd, 0, 0, &m->embd, err);
+    if (r != KVC_OK) return r;
+    m->n_vocab = m->embd.n_out;
+    memset(&k, 0, sizeof k);
+    k.gguf = &m->gguf;
+    k.arch = m->arch->name;
+    k.err = err;
+    n = kvc__keys_u32(&k, "vocab_size", m->n_vocab, 1, 0x7fffffffu);
+    if (k.result != KVC_OK) return k.result;
+    if (n != m->n_vocab)
+        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, k.key, "it says", n,
+            "but token_embd.weight has rows", m->n_vocab);
+    r = kvc__vocab_open(&m->vocab, &m->gguf, m->n_vocab, &m->allocator, err);
+    if (r == KVC_OK && !m->vocab.has_tokenizer && m->vocab.n_tokens == 0)
+        m->vocab.n_tokens = m->n_vocab;
+    return r;
+}
+
+/* ---- opening and closing ---- */
+
+static void kvc__model_close(kvc_model *m)
+{
+    kvc_allocator a = m->allocator;
+    kvc__vocab_close(&m->vocab, &a);
+    kvc__free(&a, m->block, m->block_size);
+    kvc__gguf_close(&m->gguf, &a);
+    kvc__file_unmap(&m->file);
+    kvc__free(&a, m, sizeof *m);
+}
+
+static kvc_result kvc__model_progress(const kvc_model_desc *desc, float fraction, kvc_error *err)
+{
+    if (desc->progress == NULL || desc->progress(fraction, desc->user) != 0) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_CANCELLED, "progress", "the callback asked to stop");
+}
+
+static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_error *err)
+{
+    const void *data = desc->data;
+    size_t size = desc->data_size;
+    kvc_result r;
+    if ((r = kvc__model_progress(desc, 0.0f, err)) != KVC_OK) return r;
+    if (desc->path != NULL) {
+        if (!kvc__file_map(&m->file, desc->path))
+            return kvc__fail(err, KVC_ERROR_FILE, desc->path, "cannot be opened, or is empty");
+        data = m->file.data;
+        size = m->file.size;
+    }
+    if ((r = kvc__gguf_open(&m->gguf, data, size, &m->allocator, err)) != KVC_OK) return r;
+    if ((r = kvc__model_progress(desc, 0.25f, err)) != KVC_OK) return r;
+    if ((r = kvc__arch_find(&m->gguf, &m->arch, err)) != KVC_OK) return r;
+    if ((r = kvc__model_shape(m, err)) != KVC_OK) return r;
+    if ((r = kvc__model_vocab(m, err)) != KVC_OK) return r;
+    if ((r = kvc__model_progress(desc, 0.75f, err)) != KVC_OK) return r;
+    if ((r = kvc__model_weights(m, err)) != KVC_OK) return r;
+    if ((r = kvc__check_unused(m, desc, err)) != KVC_OK) return r;
+    return kvc__model_progress(desc, 1.0f, err);
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>kv  Pages, the ring, sequences
+   A page holds K and V of page_size positions for all layers. Inside it, layer by layer: the keys
+   of each head in tiles of [16 positions] by [head_dim] (a vector of scores is 16 positions),
+   then the values of each head in rows of [v_stride], head_dim_v rounded up to 16 and padded with
+   zeros. A sequence is a ring of page numbers and the position of its next token. Pages are
+   counted by reference: a fork counts up, the first write into a page that others hold copies it.
+   The lock guards counts, free list and slots; rows that a sequence has written are never written
+   again while shared, so reading them needs no lock.
+   ---------------------------------------------------------------------------------------------- */
+typedef struct kvc__page_shape {
+    uint32_t page_size, page_shift, v_stride;
+    uint32_t k_size, v_size;            /* bytes of an element */
+    size_t k_head, v_head;              /* bytes of one head's keys and values in a page */
+    size_t layer;                       /* bytes of one layer in a page */
+    size_t page;                        /* bytes of a page, a multiple of 64 */
+} kvc__page_shape;
+
+struct kvc_seq {
+    kvc_cache *cache;
+    uint32_t is_open;
+    uint32_t n_pos;                     /* positions held; the next token's position */
+    uint32_t n_pages;                   /* pages held: the first n_pages entries of the ring */
+    uint32_t ring_cap;
+    uint32_t *ring;                     /* the i-th page of the sequence at [i % ring_cap] */
+};
+
+struct kvc_cache {
+    kvc_cache_desc desc;                /* resolved */
+    kvc__page_shape shape;
+    kvc__lock lock;
+    kvc_seq *seqs;                      /* [n_seqs] */
+    uint32_t *refs;                     /* [n_pages] holders */
+    uint32_t *free_pages;               /* a stack, [n_free] */
+    unsigned char *pages;
+    uint32_t n_free, n_open, peak;
+    size_t block_size;
+    int owned;
+};
+
+/* ---- the desc ---- */
+
+/* Fills in the defaults; fails naming the field. */
+static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
+{
+    uint64_t n_pages;
+    if (d->start_canary != 0 || d->end_canary != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
+    if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
+    if (d->n_ctx == 0) d->n_ctx = d->model->n_ctx_train;
+    if (d->n_ctx > (1u << 30)) return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_ctx", "more than 2^30");
+    if (d->n_seqs == 0) d->n_seqs = 1;
+    if (d->n_seqs > (1u << 24))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "more than 2^24");
+    if (d->page_size == 0) d->page_size = 32;
+    if (d->page_size < 16 || d->page_size > KVC__SPAN || (d->page_size & (d->page_size - 1)) != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "page_size", "not a power of two from 16 to 256");
+    if (d->type_k == KVC_KV_DEFAULT) d->type_k = KVC_KV_F32;
+    if (d->type_v == KVC_KV_DEFAULT) d->type_v = KVC_KV_F32;
+    if (d->type_k != KVC_KV_F32 && d->type_k != KVC_KV_F16)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "type_k", "not a kvc_kv_type");
+    if (d->type_v != KVC_KV_F32 && d->type_v != KVC_KV_F16)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "type_v", "not a kvc_kv_type");
+    n_pages = ((uint64_t)d->n_ctx + d->page_size - 1) / d->page_size * d->n_seqs;
+    if (d->n_pages == 0) {
+        if (n_pages > 0x7fffffffu)
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs",
+                "n_ctx * n_seqs needs too many pages");
+        d->n_pages = (uint32_t)n_pages;
+    }
+    if (d->n_pages > 0x7fffffffu)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_pages", "2^31 or more");
+    if (!kvc__allocator_resolve(&d->allocator, &d->allocator, &d->model->allocator))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
+    return KVC_OK;
+}
+
+/* 0 if a size passes the address space */
+static int kvc__page_shape_of(kvc__page_shape *s, const kvc_cache_desc *d)
+{
+    const kvc_model *m = d->model;
+    memset(s, 0, sizeof *s);
+    s->page_size = d->page_size;
+    while ((1u << s->page_shift) < d->page_size) s->page_shift++;
+    s->v_stride = (m->head_dim_v + 15u) & ~15u;
+    s->k_size = d->type_k == KVC_KV_F16 ? 2 : 4;
+    s->v_size = d->type_v == KVC_KV_F16 ? 2 : 4;
+    s->k_head = (size_t)d->page_size * m->head_dim * s->k_size;
+    s->v_head = (size_t)d->page_size * s->v_stride * s->v_size;
+    return kvc__mul_size(&s->layer, s->k_head + s->v_head, m->n_kv_heads) &&
+        kvc__mul_size(&s->page, s->layer, m->n_layers);
+}
+
+/* Bytes of K and V of one position, as the formula has it: without the padding of values. */
+static size_t kvc__bytes_per_token(const kvc_cache *c)
+{
+    const kvc_model *m = c->desc.model;
+    return (size_t)m->n_layers * m->n_kv_heads *
+        ((size_t)m->head_dim * c->shape.k_size + (size_t)m->head_dim_v * c->shape.v_size);
+}
+
+/* Measures, or places the parts of *c if the arena has a base. */
+static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
+    const kvc__page_shape *s)
+{
+    uint32_t ring_cap = (d->n_ctx + d->page_size - 1) / d->page_size, i;
+    kvc_cache *c = (kvc_cache *)kvc__take(arena, 1, sizeof *c);
+    kvc_seq *seqs = (kvc_seq *)kvc__take(arena, d->n_seqs, sizeof *seqs);
+    size_t n_ring = 0;
+    uint32_t *rings, *refs, *free_pages;
+    if (!kvc__mul_size(&n_ring, ring_cap, d->n_seqs)) arena->overflow = 1;
+    rings = (uint32_t *)kvc__take(arena, n_ring, sizeof *rings);
+    refs = (uint32_t *)kvc__take(arena, d->n_pages, sizeof *refs);
+    free_pages = (uint32_t *)kvc__take(arena, d->n_pages, sizeof *free_pages);
+    if (c == NULL || seqs == NULL) {
+        kvc__take(arena, d->n_pages, s->page);
+        return NULL;
+    }
+    memset(c, 0, sizeof *c);
+    c->desc = *d;
+    c->shape = *s;
+    c->seqs = seqs;
+    c->refs = refs;
+    c->free_pages = free_pages;
+    c->pages = (unsigned char *)kvc__take(arena, d->n_pages, s->page);
+    memset(seqs, 0, d->n_seqs * sizeof *seqs);
+    for (i = 0; i < d->n_seqs; i++) {
+        seqs[i].cache = c;
+        seqs[i].ring_cap = ring_cap;
+        seqs[i].ring = rings + (size_t)i * ring_cap;
+    }
+    memset(refs, 0, d->n_pages * sizeof *refs);
+    for (i = 0; i < d->n_pages; i++) free_pages[i] = d->n_pages - 1 - i;
+    c->n_free = d->n_pages;
+    return c;
+}
+
+/* Resolves *d and computes the size of the block. */
+static kvc_result kvc__cache_measure(kvc_cache_desc *d, kvc__page_shape *s, size_t *size,
+    kvc_error *err)
+{
+    kvc__arena arena;
+    kvc_result r = kvc__cache_defaults(d, err);
+    if (r != KVC_OK) return r;
+    memset(&arena, 0, sizeof arena);
+    if (!kvc__page_shape_of(s, d))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "page_size", "a page passes the address space");
+    kvc__cache_layout(&arena, d, s);
+    if (arena.overflow)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_pages", "the cache passes the address space");
+    *size = arena.used;
+    return KVC_OK;
+}
+
+static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kvc_error *err)
+{
+    kvc_cache_desc d = *desc;
+    kvc__page_shape shape;
+    kvc__arena arena;
+    void *block;
+    size_t size;
+    int owned;
+    kvc_result r = kvc__cache_measure(&d, &shape, &size, err);
+    if (r != KVC_OK) return r;
+    if ((r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err)) != KVC_OK)
+        return r;
+    memset(&arena, 0, sizeof arena);
+    arena.base = (unsigned char *)block;
+    *out = kvc__cache_layout(&arena, &d, &shape);
+    (*out)->block_size = size;
+    (*out)->owned = owned;
+    if (kvc__lock_init(&(*out)->lock)) return KVC_OK;
+    if (owned) kvc__free(&d.allocator, block, size);
+    *out = NULL;
+    return kvc__fail(err, KVC_ERROR_THREAD, "lock", "the lock could not be made");
+}
+
+static void kvc__cache_free(kvc_cache *c)
+{
+    kvc_allocator a = c->desc.allocator;
+    kvc__lock_free(&c->lock);
+    if (c->owned) kvc__free(&a, c, c->block_size);
+}
+
+/* ---- pages; the lock is held ---- */
+
+static uint32_t kvc__page_take(kvc_cache *c)
+{
+    uint32_t page = c->free_pages[--c->n_free], live = c->desc.n_pages - c->n_free;
+    c->refs[page] = 1;
+    if (live > c->peak) c->peak = live;
+    return page;
+}
+
+static void kvc__page_drop(kvc_cache *c, uint32_t page)
+{
+    if (--c->refs[page] == 0) c->free_pages[c->n_free++] = page;
+}
+
+static uint32_t *kvc__ring_at(const kvc_seq *s, uint32_t i)
+{
+    return &s->ring[i % s->ring_cap];
+}
+
+/* Keeps the pages that `length` positions need. */
+static void kvc__seq_trim(kvc_seq *s, uint32_t length)
+{
+    uint32_t keep = (length + s->cache->shape.page_size - 1) >> s->cache->shape.page_shift;
+    while (s->n_pages > keep) kvc__page_drop(s->cache, *kvc__ring_at(s, --s->n_pages));
+}
+
+/* Makes room for n more positions: the last page becomes the sequence's own if it is to be
+   written, and new pages are taken. All or nothing. */
+static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
+{
+    kvc_cache *c = s->cache;
+    uint32_t end, need, copy, last;
+    if (n > c->desc.n_ctx - s->n_pos)
+        return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free",
+            c->desc.n_ctx - s->n_pos, "and needed", n);
+    end = s->n_pos + (uint32_t)n;
+    need = ((end + c->shape.page_size - 1) >> c->shape.page_shift) - s->n_pages;
+    last = s->n_pos >> c->shape.page_shift;
+    kvc__lock_enter(&c->lock);
+    copy = last < s->n_pages && c->refs[*kvc__ring_at(s, last)] > 1;
+    if (need + copy > c->n_free) {
+        kvc__fail_numbers(err, KVC_ERROR_FULL, "cache", "pages free", c->n_free, "and needed",
+            need + copy);
+        kvc__lock_leave(&c->lock);
+        return KVC_ERROR_FULL;
+    }
+    if (copy) {
+        uint32_t old = *kvc__ring_at(s, last), page = kvc__page_take(c);
+        memcpy(c->pages + page * c->shape.page, c->pages + old * c->shape.page, c->shape.page);
+        kvc__page_drop(c, old);
+        *kvc__ring_at(s, last) = page;
+    }
+    for (; need > 0; need--) *kvc__ring_at(s, s->n_pages++) = kvc__page_take(c);
+    kvc__lock_leave(&c->lock);
+    return KVC_OK;
+}
+
+/* ---- sequences ---- */
+
+static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *parent, kvc_error *err)
+{
+    uint32_t i, j;
+    kvc_seq *s = NULL;
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->desc.n_seqs && s == NULL; i++)
+        if (!c->seqs[i].is_open) s = &c->seqs[i];
+    if (s != NULL) {
+        s->is_open = 1;
+        s->n_pos = parent != NULL ? parent->n_pos : 0;
+        s->n_pages = parent != NULL ? parent->n_pages : 0;
+        c->n_open++;
+        for (j = 0; j < s->n_pages; j++) {
+            *kvc__ring_at(s, j) = *kvc__ring_at(parent, j);
+            c->refs[*kvc__ring_at(s, j)]++;
+        }
+    }
+    kvc__lock_leave(&c->lock);
+    *out = s;
+    if (s != NULL) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_FULL, "n_seqs", "all sequences of the cache are open");
+}
+
+static void kvc__seq_rollback(kvc_seq *s, uint32_t length)
+{
+    kvc__lock_enter(&s->cache->lock);
+    kvc__seq_trim(s, length);
+    s->n_pos = length;
+    kvc__lock_leave(&s->cache->lock);
+}
+
+static void kvc__seq_close(kvc_seq *s)
+{
+    kvc__lock_enter(&s->cache->lock);
+    kvc__seq_trim(s, 0);
+    s->n_pos = 0;
+    s->is_open = 0;
+    s->cache->n_open--;
+    kvc__lock_leave(&s->cache->lock);
+}
+
+/* Stores one position's keys and values of one layer. k: [n_kv_heads, head_dim], v: [n_kv_heads,
+   head_dim_v]. The page is the sequence's own. */
+static void kvc__kv_store(const kvc_seq *s, uint32_t layer, uint32_t pos, const float *k,
+    const float *v)
+{
+    const kvc__page_shape *sh = &s->cache->shape;
+    const kvc_model *m = s->cache->desc.model;
+    uint32_t at = pos & (sh->page_size - 1), h, i;
+    unsigned char *base = s->cache->pages + *kvc__ring_at(s, pos >> sh->page_shift) * sh->page +
+        layer * sh->layer;
+    for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
+        unsigned char *kp = base + h * sh->k_head +
+            ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * sh->k_size;
+        unsigned char *vp = base + m->n_kv_heads * sh->k_head + h * sh->v_head +
+            (size_t)at * sh->v_stride * sh->v_size;
+        for (i = 0; i < m->head_dim; i++, kp += 16 * sh->k_size) {
+            if (sh->k_size == 2) *(uint16_t *)(void *)kp = kvc__f32_to_f16(k[i]);
+            else *(float *)(void *)kp = k[i];
+        }
+        for (i = 0; i < sh->v_stride; i++, vp += sh->v_size) {
+            float x = i < m->head_dim_v ? v[i] : 0.0f;
+            if (sh->v_size == 2) *(uint16_t *)(void *)vp = kvc__f32_to_f16(x);
+            else *(float *)(void *)vp = x;
+        }
+    }
+}
+
+static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
+{
+    uint32_t i;
+    memset(info, 0, sizeof *info);
+    info->desc = c->desc;
+    info->memory_size = c->block_size;
+    info->bytes_per_token = kvc__bytes_per_token(c);
+    info->page_bytes = c->shape.page;
+    info->pages_total = c->desc.n_pages;
+    kvc__lock_enter(&c->lock);
+    info->n_seqs_open = c->n_open;
+    info->pages_free = c->n_free;
+    info->pages_live = c->desc.n_pages - c->n_free;
+    info->pages_peak = c->peak;
+    for (i = 0; i < c->desc.n_pages; i++) info->pages_shared += c->refs[i] > 1;
+    kvc__lock_leave(&c->lock);
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>forward  The transformer as a plan of operations
+   kvc__plan_build writes the forward pass down as a list of operations, once, when a context is
+   made; it reads like the formula. For each step kvc__plan_prepare cuts every operation into
+   tiles, and kvc__op_run computes one tile. A tile depends on the results of earlier operations
+   only and writes what no other tile writes, so tiles of an operation may run in any order on any
+   thread.
+   ---------------------------------------------------------------------------------------------- */
+typedef enum kvc__op_kind {
+    KVC__OP_EMBED,      /* x = embedding of the row's token; angles of its position */
+    KVC__OP_NORM,       /* norm = rms_norm(x) * w, in 8 bits too if a matrix reads it so */
+    KVC__OP_MATRIX,     /* up to 3 products of one input; added to x or written to dst */
+    KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
+    KVC__OP_ATTEND,     /* att = attention of the row over its sequence */
+    KVC__OP_QUANTIZE,   /* the input in 8 bits */
+    KVC__OP_GATE        /* gate = silu(gate) * up, in 8 bits too if needed */
+} kvc__op_kind;
+
+typedef struct kvc__op {
+    kvc__op_kind kind;
+    uint32_t layer;
+    const float *weight;            /* of a norm */
+    const kvc__matrix *mats[3];
+    float *dst[3];                  /* [rows, n_out] of each matrix */
+    uint32_t n_mats;
+    int add_to_x;                   /* the product is added to the residual stream */
+    int quantize;                   /* produce the 8-bit copy */
+    int wanted_rows;                /* works on the rows that want logits, not on all */
+    const float *src;               /* [rows, width] */
+    uint32_t width;
+    /* set for each step */
+    uint32_t n_rows;
+    uint32_t block_rows, block_outs;    /* of a unit of MATRIX */
+    uint64_t n_units;               /* blocks of MATRIX, rows x key heads of ATTEND, else rows */
+    uint64_t tile_units;            /* units in a tile */
+    uint32_t n_tiles;               /* at most KVC__MAX_TILES */
+    int use_cblas;
+} kvc__op;
+
+/* One row of a step: one token at one position of one sequence. */
+typedef struct kvc__row {
+    const kvc_seq *seq;
+    uint32_t pos;
+    kvc_token token;
+} kvc__row;
+
+#define KVC__BLOCK_OUTS 64u         /* most outputs and rows in a block of MATRIX */
+#define KVC__BLOCK_ROWS 256u
+#define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
+#define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
+#define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
+
+/* Scratch memory, all sized by n_batch. */
+typedef struct kvc__scratch {
+    float *x;                       /* [n_batch, n_embd] the residual stream */
+    float *norm;                    /* [n_batch, n_embd] */
+    float *q, *k, *v;               /* [n_batch, heads * head_dim] of each */
+    float *att;                     /* [n_batch, n_heads * head_dim_v] */
+    float *gate, *up;               /* [n_batch, n_ff] */
+    float *angles;                  /* [n_batch, rope_dim]: cos and sin of each pair */
+    int8_t *xq;                     /* [n_batch, widest input] and its scales and sums by 32 */
+    float *xd;
+    int32_t *xsum;
+    float *logits;                  /* [n_vocab] */
+    float *blocks;                  /* [n_threads, KVC__BLOCK_FLOATS] */
+    float *panel;                   /* [KVC__PANEL, widest input], with cblas */
+} kvc__scratch;
+
+typedef struct kvc__plan {
+    const kvc_model *model;
+    const kvc__kernels *kernels;
+    kvc_gemm gemm;
+    kvc__scratch s;
+    kvc__op *ops;
+    uint32_t n_ops;
+    /* the step */
+    kvc__row *rows;                 /* [n_batch] */
+    uint32_t *wanted;               /* [n_batch] rows that want logits, rising */
+    uint32_t n_rows, n_wanted;
+    int is_decode;
+} kvc__plan;
+
+/* ---- building ---- */
+
+static int kvc__is_quantized(const kvc__matrix *m)
+{
+    return kvc__type(m->type)->quantized;
+}
+
+static kvc__op *kvc__plan_add(kvc__plan *p, kvc__op_kind kind, uint32_t layer)
+{
+    kvc__op *op = &p->ops[p->n_ops++];
+    memset(op, 0, sizeof *op);
+    op->kind = kind;
+    op->layer = layer;
+    return op;
+}
+
+static void kvc__plan_norm(kvc__plan *p, uint32_t layer, const float *weight, int quantize)
+{
+    kvc__op *op = kvc__plan_add(p, KVC__OP_NORM, layer);
+    op->weight = weight;
+    op->quantize = quantize;
+    op->width = p->model->n_embd;
+}
+
+static kvc__op *kvc__plan_matrix(kvc__plan *p, uint32_t layer, const kvc__matrix *m,
+    const float *src, float *dst)
+{
+    kvc__op *op = kvc__plan_add(p, KVC__OP_MATRIX, layer);
+    op->mats[0] = m;
+    op->dst[0] = dst;
+    op->n_mats = 1;
+    op->src = src;
+    op->width = m->n_in;
+    return op;
+}
+
+static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, float *dst)
+{
+    op->mats[op->n_mats] = m;
+    op->dst[op->n_mats++] = dst;
+}
+
+/* x += W att, with att in 8 bits first where W needs it */
+static void kvc__plan_residual(kvc__plan *p, uint32_t layer, const kvc__matrix *m, const float *src)
+{
+    kvc__plan_matrix(p, layer, m, src, p->s.x)->add_to_x = 1;
+}
+
+static void kvc__plan_layer(kvc__plan *p, uint32_t i)
+{
+    const kvc__layer *l = &p->model->layers[i];
+    const kvc__scratch *s = &p->s;
+    kvc__op *op;
+
+    kvc__plan_norm(p, i, l->attn_norm,
+        kvc__is_quantized(&l->q) || kvc__is_quantized(&l->k) || kvc__is_quantized(&l->v));
+    op = kvc__plan_matrix(p, i, &l->q, s->norm, s->q);
+    kvc__plan_also(op, &l->k, s->k);
+    kvc__plan_also(op, &l->v, s->v);
+    kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
+    kvc__plan_add(p, KVC__OP_ATTEND, i);
+    if (kvc__is_quantized(&l->o)) {
+        op = kvc__plan_add(p, KVC__OP_QUANTIZE, i);
+        op->src = s->att;
+        op->width = l->o.n_in;
+    }
+    kvc__plan_residual(p, i, &l->o, s->att);
+
+    kvc__plan_norm(p, i, l->ffn_norm, kvc__is_quantized(&l->gate) || kvc__is_quantized(&l->up));
+    op = kvc__plan_matrix(p, i, &l->gate, s->norm, s->gate);
+    kvc__plan_also(op, &l->up, s->up);
+    op = kvc__plan_add(p, KVC__OP_GATE, i);
+    op->width = p->model->n_ff;
+    op->quantize = kvc__is_quantized(&l->down);
+    kvc__plan_residual(p, i, &l->down, s->gate);
+}
+
+#define KVC__OPS_PER_LAYER 10u
+#define KVC__OPS_AROUND 3u
+
+/* The last operation is the LM head; its dst is set for each step. */
+static void kvc__plan_build(kvc__plan *p)
+{
+    const kvc_model *m = p->model;
+    uint32_t i;
+    p->n_ops = 0;
+    kvc__plan_add(p, KVC__OP_EMBED, 0)->width = m->n_embd;
+    for (i = 0; i < m->n_layers; i++) kvc__plan_layer(p, i);
+    kvc__plan_norm(p, 0, m->output_norm, kvc__is_quantized(&m->output));
+    p->ops[p->n_ops - 1].wanted_rows = 1;
+    kvc__plan_matrix(p, 0, &m->output, p->s.norm, NULL)->wanted_rows = 1;
+}
+
+/* ---- cutting into tiles ---- */
+
+static uint32_t kvc__div_up(uint32_t a, uint32_t b)
+{
+    return a / b + (a % b != 0);
+}
+
+/* Blocks of enough multiplications to outweigh the handing out of a tile, and few enough that a
+   tile stays short. */
+static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
+{
+    const uint64_t target = 1u << 18;
+    uint64_t work, outs;
+    uint32_t i, row_blocks;
+    int floats = 1;
+    op->block_rows = op->n_rows < KVC__BLOCK_ROWS ? op->n_rows : KVC__BLOCK_ROWS;
+    if (op->block_rows == 0) op->block_rows = 1;
+    work = (uint64_t)op->width * op->block_rows;
+    outs = ((target + work - 1) / work + 3) & ~(uint64_t)3;
+    op->block_outs = outs < 16 ? 16 : outs > KVC__BLOCK_OUTS ? KVC__BLOCK_OUTS : (uint32_t)outs;
+    row_blocks = kvc__div_up(op->n_rows, op->block_rows);
+    op->n_units = 0;
+    op->tile_units = 1;
+    for (i = 0; i < op->n_mats; i++) {
+        op->n_units += (uint64_t)kvc__div_up(op->mats[i]->n_out, op->block_outs) * row_blocks;
+        floats = floats && !kvc__is_quantized(op->mats[i]);
+    }
+    op->use_cblas = p->gemm == KVC_GEMM_CBLAS && !p->is_decode && floats && op->n_rows > 0;
+    if (op->use_cblas) op->n_units = 1;
+}
+
+static void kvc__prepare(const kvc__plan *p, kvc__op *op)
+{
+    uint64_t most;
+    op->n_rows = op->wanted_rows ? p->n_wanted : p->n_rows;
+    if (op->kind == KVC__OP_MATRIX) {
+        kvc__prepare_matrix(p, op);
+    } else if (op->kind == KVC__OP_ATTEND) {
+        op->n_units = (uint64_t)op->n_rows * p->model->n_kv_heads;
+        op->tile_units = 1;
+    } else {
+        op->n_units = op->n_rows;
+        op->tile_units = 8192u / op->width + 1u;
+    }
+    most = (op->n_units + KVC__MAX_TILES - 1) / KVC__MAX_TILES;
+    if (op->tile_units < most) op->tile_units = most;
+    op->n_tiles = (uint32_t)((op->n_units + op->tile_units - 1) / op->tile_units);
+}
+
+/* For the rows now in the plan; logits [n_wanted, n_vocab] may be NULL if none is wanted. */
+static void kvc__plan_prepare(kvc__plan *p, float *logits)
+{
+    uint32_t i;
+    p->ops[p->n_ops - 1].dst[0] = logits;
+    for (i = 0; i < p->n_ops; i++) kvc__prepare(p, &p->ops[i]);
+}
+
+/* ---- operations, a unit each ---- */
+
+static void kvc__quantize_row(const kvc__plan *p, const float *x, uint32_t n, uint32_t row)
+{
+    size_t blocks = n / 32;
+    p->kernels->quantize(x, n, p->s.xq + (size_t)row * n, p->s.xd + row * blocks,
+        p->s.xsum + row * blocks);
+}
+
+static void kvc__embed_row(const kvc__plan *p, uint32_t row)
+{
+    const kvc_model *m = p->model;
+    const kvc__row *r = &p->rows[row];
+    float *angles = p->s.angles + (size_t)row * m->rope_dim;
+    uint32_t i;
+    kvc__decode_row(p->s.x + (size_t)row * m->n_embd,
+        m->embd.data + (size_t)(uint32_t)r->token * m->embd.row_size, m->embd.type, m->n_embd);
+    for (i = 0; i < m->rope_dim / 2; i++) {
+        double s, c;
+        kvc__sincos((double)r->pos * m->rope_freq[i], &s, &c);
+        angles[2 * i] = (float)c * m->rope_scale;
+        angles[2 * i + 1] = (float)s * m->rope_scale;
+    }
+}
+
+static void kvc__norm_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
+{
+    uint32_t n = p->model->n_embd, from = op->wanted_rows ? p->wanted[row] : row;
+    float *y = p->s.norm + (size_t)row * n;
+    p->kernels->rms_norm(y, p->s.x + (size_t)from * n, op->weight, n, p->model->norm_eps);
+    if (op->quantize) kvc__quantize_row(p, y, n, row);
+}
+
+/* Turns the pairs of n heads by the row's angles; dimensions past rope_dim stay. */
+static void kvc__rope_heads(const kvc_model *m, float *x, uint32_t n, const float *angles)
+{
+    uint32_t half = m->rope_dim / 2, h, i;
+    uint32_t step = m->arch->rope == KVC__ROPE_NEXT ? 2 : 1, apart = step == 2 ? 1 : half;
+    for (h = 0; h < n; h++, x += m->head_dim) {
+        for (i = 0; i < half; i++) {
+            float *a = x + i * step, *b = a + apart, c = angles[2 * i], s = angles[2 * i + 1];
+            float t = *a * c - *b * s;
+            *b = *a * s + *b * c;
+            *a = t;
+        }
+    }
+}
+
+/* Queries also get the scale 1 / sqrt(head_dim) of the scores (Vaswani et al. 2017). */
+static void kvc__rope_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
+{
+    const kvc_model *m = p->model;
+    const kvc__row *r = &p->rows[row];
+    const float *angles = p->s.angles + (size_t)row * m->rope_dim;
+    float *q = p->s.q + (size_t)row * m->n_heads * m->head_dim;
+    float *k = p->s.k + (size_t)row * m->n_kv_heads * m->head_dim;
+    float scale = 1.0f / sqrtf((float)m->head_dim);
+    uint32_t i;
+    kvc__rope_heads(m, q, m->n_heads, angles);
+    kvc__rope_heads(m, k, m->n_kv_heads, angles);
+    for (i = 0; i < m->n_heads * m->head_dim; i++) q[i] *= scale;
+    kvc__kv_store(r->seq, op->layer, r->pos, k,
+        p->s.v + (size_t)row * m->n_kv_heads * m->head_dim_v);
+}
+
+static void kvc__attend_head(const kvc__plan *p, const kvc__op *op, uint32_t row, uint32_t head)
+{
+    const kvc_model *m = p->model;
+    const kvc__row *r = &p->rows[row];
+    const kvc_cache *c = r->seq->cache;
+    kvc__attn a;
+    a.n_q = m->n_heads / m->n_kv_heads;
+    a.q = p->s.q + ((size_t)row * m->n_heads + head * a.n_q) * m->head_dim;
+    a.out = p->s.att + ((size_t)row * m->n_heads + head * a.n_q) * m->head_dim_v;
+    a.pages = c->pages;
+    a.page_bytes = c->shape.page;
+    a.k_offset = op->layer * c->shape.layer + head * c->shape.k_head;
+    a.v_offset = op->layer * c->shape.layer + m->n_kv_heads * c->shape.k_head +
+        head * c->shape.v_head;
+    a.ring = r->seq->ring;
+    a.ring_cap = r->seq->ring_cap;
+    a.page_shift = c->shape.page_shift;
+    a.head_dim = m->head_dim;
+    a.head_dim_v = m->head_dim_v;
+    a.v_stride = c->shape.v_stride;
+    a.end = r->pos + 1;
+    a.begin = m->window != 0 && a.end > m->window ? a.end - m->window : 0;
+    a.type_k = c->desc.type_k;
+    a.type_v = c->desc.type_v;
+    p->kernels->attention(&a);
+}
+
+static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
+{
+    float *gate = p->s.gate + (size_t)row * op->width;
+    p->kernels->silu_mul(gate, p->s.up + (size_t)row * op->width, op->width);
+    if (op->quantize) kvc__quantize_row(p, gate, op->width, row);
+}
+
+/* Adds the bias and puts a finished block [n_rows, n_out] where it belongs. */
+static void kvc__matrix_finish(const kvc__op *op, uint32_t mat, const kvc__mm *a, uint32_t row,
+    uint32_t out)
+{
+    const kvc__matrix *m = op->mats[mat];
+    uint32_t r, o;
+    for (r = 0; r < a->n_rows; r++) {
+        const float *y = a->y + (size_t)r * a->y_stride;
+        float *dst = op->dst[mat] + (size_t)(row + r) * m->n_out + out;
+        if (m->bias == NULL && !op->add_to_x) {
+            memcpy(dst, y, a->n_out * sizeof(float));
+            continue;
+        }
+        for (o = 0; o < a->n_out; o++) {
+            float v = m->bias != NULL ? y[o] + m->bias[out + o] : y[o];
+            dst[o] = op->add_to_x ? dst[o] + v : v;
+        }
+    }
+}
+
+static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
+{
+    uint32_t row_blocks = kvc__div_up(op->n_rows, op->block_rows), mat = 0, row, out;
+    uint64_t n;
+    const kvc__matrix *m;
+    kvc__mm a;
+    for (;; mat++, unit -= n) {
+        n = (uint64_t)kvc__div_up(op->mats[mat]->n_out, op->block_outs) * row_blocks;
+        if (unit < n) break;
+    }
+    m = op->mats[mat];
+    row = (uint32_t)(unit % row_blocks) * op->block_rows;
+    out = (uint32_t)(unit / row_blocks) * op->block_outs;
+    a.w = m->data + out * m->row_size;
+    a.w_stride = m->row_size;
+    a.k = m->n_in;
+    a.x = op->src + (size_t)row * a.k;
+    a.x_stride = a.k;
+    a.xq = p->s.xq != NULL ? p->s.xq + (size_t)row * a.k : NULL;
+    a.xd = p->s.xq != NULL ? p->s.xd + (size_t)row * (a.k / 32) : NULL;
+    a.xsum = p->s.xq != NULL ? p->s.xsum + (size_t)row * (a.k / 32) : NULL;
+    a.n_out = m->n_out - out < op->block_outs ? m->n_out - out : op->block_outs;
+    a.n_rows = op->n_rows - row < op->block_rows ? op->n_rows - row : op->block_rows;
+    a.y = p->s.blocks + (size_t)worker * KVC__BLOCK_FLOATS;
+    a.y_stride = op->block_outs;
+    kvc__mm_pick(p->kernels, m->type)(&a);
+    kvc__matrix_finish(op, mat, &a, row, out);
+}
+
+#if KVC_USE_CBLAS
+/* dst (+)= src W^T for all rows: F32 weights in place, others decoded a panel at a time. */
+static void kvc__matrix_cblas(const kvc__plan *p, const kvc__op *op)
+{
+    uint32_t i, out, n, r, o;
+    for (i = 0; i < op->n_mats; i++) {
+        const kvc__matrix *m = op->mats[i];
+        uint32_t panel = m->type == KVC__F32 ? m->n_out : KVC__PANEL;
+        for (out = 0; out < m->n_out; out += n) {
+            const float *w = p->s.panel;
+            n = m->n_out - out < panel ? m->n_out - out : panel;
+            if (m->type == KVC__F32 && ((uintptr_t)m->data & 3) == 0) {
+                w = (const float *)(const void *)m->data;
+            } else {
+                n = n < KVC__PANEL ? n : KVC__PANEL;
+                for (o = 0; o < n; o++)
+                    kvc__decode_row(p->s.panel + (size_t)o * m->n_in,
+                        m->data + (size_t)(out + o) * m->row_size, m->type, m->n_in);
+            }
+            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)op->n_rows, (int)n,
+                (int)m->n_in,
+                1.0f, op->src, (int)m->n_in, w, (int)m->n_in, op->add_to_x ? 1.0f : 0.0f,
+                op->dst[i] + out, (int)m->n_out);
+        }
+        if (m->bias == NULL) continue;
+        for (r = 0; r < op->n_rows; r++)
+            for (o = 0; o < m->n_out; o++) op->dst[i][(size_t)r * m->n_out + o] += m->bias[o];
+    }
+}
+#endif
+
+static void kvc__matrix_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
+{
+#if KVC_USE_CBLAS
+    if (op->use_cblas) {
+        kvc__matrix_cblas(p, op);
+        return;
+    }
+#endif
+    kvc__matrix_block(p, op, unit, worker);
+}
+
+static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
+{
+    uint32_t row = (uint32_t)unit, n_kv_heads = p->model->n_kv_heads;
+    switch (op->kind) {
+    case KVC__OP_EMBED: kvc__embed_row(p, row); break;
+    case KVC__OP_NORM: kvc__norm_row(p, op, row); break;
+    case KVC__OP_MATRIX: kvc__matrix_unit(p, op, unit, worker); break;
+    case KVC__OP_ROPE: kvc__rope_row(p, op, row); break;
+    case KVC__OP_ATTEND:
+        kvc__attend_head(p, op, (uint32_t)(unit / n_kv_heads), (uint32_t)(unit % n_kv_heads));
+        break;
+    case KVC__OP_QUANTIZE:
+        kvc__quantize_row(p, op->src + (size_t)row * op->width, op->width, row);
+        break;
+    case KVC__OP_GATE: kvc__gate_row(p, op, row); break;
+    }
+}
+
+static void kvc__op_run(const kvc__plan *p, const kvc__op *op, uint32_t tile, uint32_t worker)
+{
+    uint64_t unit = tile * op->tile_units, end = unit + op->tile_units;
+    if (end > op->n_units) end = op->n_units;
+    for (; unit < end; unit++) kvc__op_unit(p, op, unit, worker);
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>step  Walking the plan; contexts, prefill, decode
+   The cursor of a step is one number: the operation and its next tile. Any thread may take the
+   next tile; the one that finishes the last tile of an operation moves the cursor to the next
+   operation. Who takes which tile changes no result. Everything a step needs is checked and
+   reserved before its first tile, so that it cannot fail half-way; the sequence's position moves
+   when it is done.
+   ---------------------------------------------------------------------------------------------- */
+typedef struct kvc__cursor {
+    kvc__atomic at;             /* operation << 16 | next tile */
+    kvc__atomic n_done;         /* finished tiles of the operation */
+    kvc__atomic n_sleepers;
+#if !KVC_NO_THREADS
+    kvc__lock lock;
+    kvc__cond moved;
+#endif
+} kvc__cursor;
+
+struct kvc_ctx {
+    kvc_ctx_desc desc;          /* resolved */
+    kvc__plan plan;
+    kvc__cursor cursor;
+    kvc__crew crew;
+    kvc__crew_member *members;
+    uint64_t n_rows, n_logit_rows;
+    size_t block_size;
+    int owned;
+};
+
+/* ---- the cursor ---- */
+
+/* Waits until the cursor has left operation `op`: a short spin, since the neighbour's tile is
+   short, then yields, which lets it run if there are fewer cores than threads, then sleep. */
+static void kvc__cursor_wait(kvc__cursor *c, uint32_t op)
+{
+#if KVC_NO_THREADS
+    (void)c;
+    (void)op;
+#else
+    int i;
+    for (i = 0; i < 600; i++) {
+        if (kvc__atomic_load(&c->at) >> 16 != op) return;
+        if (i < 500) kvc__cpu_relax();
+        else kvc__thread_yield();
+    }
+    kvc__lock_enter(&c->lock);
+    kvc__atomic_add(&c->n_sleepers, 1);
+    while (kvc__atomic_load(&c->at) >> 16 == op) kvc__cond_wait(&c->moved, &c->lock);
+    kvc__atomic_add(&c->n_sleepers, (uint32_t)-1);
+    kvc__lock_leave(&c->lock);
+#endif
+}
+
+/* The cursor store and the sleepers' count are both sequentially consistent: a thread that goes to
+   sleep either sees the new place or is seen here. */
+static void kvc__cursor_move(kvc__cursor *c, uint32_t op)
+{
+    kvc__atomic_store(&c->n_done, 0);
+    kvc__atomic_store(&c->at, op << 16);
+#if !KVC_NO_THREADS
+    if (kvc__atomic_load(&c->n_sleepers) != 0) {
+        kvc__lock_enter(&c->lock);
+        kvc__cond_wake(&c->moved);
+        kvc__lock_leave(&c->lock);
+    }
+#endif
+}
+
+/* The first operation from `op` on that has tiles; n_ops if there is none. */
+static uint32_t kvc__plan_next(const kvc__plan *p, uint32_t op)
+{
+    while (op < p->n_ops && p->ops[op].n_tiles == 0) op++;
+    return op;
+}
+
+/* What each thread of a step does. */
+static void kvc__walk(void *arg, uint32_t worker)
+{
+    kvc_ctx *ctx = (kvc_ctx *)arg;
+    kvc__cursor *c = &ctx->cursor;
+    kvc__fp_mode mode = kvc__fp_enter();
+    for (;;) {
+        uint32_t at = kvc__atomic_add(&c->at, 1), op = at >> 16, tile = at & 0xffffu;
+        if (op >= ctx->plan.n_ops) break;
+        if (tile >= ctx->plan.ops[op].n_tiles) {
+            kvc__cursor_wait(c, op);
+            continue;
+        }
+        kvc__op_run(&ctx->plan, &ctx->plan.ops[op], tile, worker);
+        if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles)
+            kvc__cursor_move(c, kvc__plan_next(&ctx->plan, op + 1));
+    }
+    kvc__fp_leave(mode);
+}
+
+/* Computes the rows in the plan. */
+static void kvc__step_run(kvc_ctx *ctx, float *logits)
+{
+    kvc__plan_prepare(&ctx->plan, logits);
+    kvc__cursor_move(&ctx->cursor, kvc__plan_next(&ctx->plan, 0));
+    kvc__crew_run(&ctx->crew, kvc__walk, ctx);
+    ctx->n_rows += ctx->plan.n_rows;
+    ctx->n_logit_rows += ctx->plan.n_wanted;
+}
+
+/* ---- contexts ---- */
+
+static kvc_result kvc__ctx_defaults(kvc_ctx_desc *d, kvc_error *err)
+{
+    if (d->start_canary != 0 || d->end_canary != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
+    if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
+    if (d->n_batch == 0) d->n_batch = 256;
+    if (d->n_batch > (1u << 20))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_batch", "more than 2^20");
+    if (d->n_threads == 0) d->n_threads = 1;
+    if (d->n_threads > KVC__MAX_THREADS)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_threads", "more than 256");
+    if (KVC_NO_THREADS && d->n_threads > 1)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "n_threads", "built with KVC_NO_THREADS");
+    if ((uint32_t)d->isa > (uint32_t)KVC_ISA_AVX512_VNNI)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "isa", "not a kvc_isa");
+    if (d->gemm != KVC_GEMM_BUILTIN && d->gemm != KVC_GEMM_CBLAS)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "gemm", "not a kvc_gemm");
+    if (d->gemm == KVC_GEMM_CBLAS && !KVC_USE_CBLAS)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "gemm", "built without KVC_USE_CBLAS");
+    if (!kvc__allocator_resolve(&d->allocator, &d->allocator, &d->model->allocator))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
+    d->isa = kvc__kernels_pick(d->isa)->isa;
+    return KVC_OK;
+}
+
+static int kvc__model_has_quantized(const kvc_model *m)
+{
+    uint32_t i;
+    int q = kvc__is_quantized(&m->output);
+    for (i = 0; i < m->n_layers; i++) {
+        const kvc__layer *l = &m->layers[i];
+        q = q || kvc__is_quantized(&l->q) || kvc__is_quantized(&l->k) || kvc__is_quantized(&l->v) ||
+            kvc__is_quantized(&l->o) || kvc__is_quantized(&l->gate) || kvc__is_quantized(&l->up) ||
+            kvc__is_quantized(&l->down);
+    }
+    return q;
+}
+
+/* [n_batch, width] floats */
+static float *kvc__take_rows(kvc__arena *arena, uint32_t n_batch, uint64_t width)
+{
+    size_t n = 0;
+    if (width > SIZE_MAX || !kvc__mul_size(&n, n_batch, (size_t)width)) arena->overflow = 1;
+    return (float *)kvc__take(arena, n, sizeof(float));
+}
+
+static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
+{
+    const kvc_model *m = d->model;
+    uint64_t q = (uint64_t)m->n_heads * m->head_dim, att = (uint64_t)m->n_heads * m->head_dim_v;
+    uint64_t widest = m->n_embd > m->n_ff ? m->n_embd : m->n_ff;
+    uint32_t n = d->n_batch;
+    if (att > widest) widest = att;
+    memset(s, 0, sizeof *s);
+    s->x = kvc__take_rows(arena, n, m->n_embd);
+    s->norm = kvc__take_rows(arena, n, m->n_embd);
+    s->q = kvc__take_rows(arena, n, q);
+    s->k = kvc__take_rows(arena, n, (uint64_t)m->n_kv_heads * m->head_dim);
+    s->v = kvc__take_rows(arena, n, (uint64_t)m->n_kv_heads * m->head_dim_v);
+    s->att = kvc__take_rows(arena, n, att);
+    s->gate = kvc__take_rows(arena, n, m->n_ff);
+    s->up = kvc__take_rows(arena, n, m->n_ff);
+    s->angles = kvc__take_rows(arena, n, m->rope_dim);
+    if (kvc__model_has_quantized(m)) {
+        s->xq = (int8_t *)kvc__take_rows(arena, n, (widest + 3) / 4);
+        s->xd = kvc__take_rows(arena, n, (widest + 31) / 32);
+        s->xsum = (int32_t *)(void *)kvc__take_rows(arena, n, (widest + 31) / 32);
+    }
+    s->logits = kvc__take_rows(arena, 1, m->n_vocab);
+    s->blocks = kvc__take_rows(arena, d->n_threads, KVC__BLOCK_FLOATS);
+    if (d->gemm == KVC_GEMM_CBLAS) s->panel = kvc__take_rows(arena, KVC__PANEL, widest);
+}
+
+/* Measures, or builds the context if the arena has a base. */
+static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
+{
+    uint32_t max_ops = d->model->n_layers * KVC__OPS_PER_LAYER + KVC__OPS_AROUND;
+    kvc_ctx *ctx = (kvc_ctx *)kvc__take(arena, 1, sizeof *ctx);
+    kvc__op *ops = (kvc__op *)kvc__take(arena, max_ops, sizeof *ops);
+    kvc__row *rows = (kvc__row *)kvc__take(arena, d->n_batch, sizeof *rows);
+    uint32_t *wanted = (uint32_t *)kvc__take(arena, d->n_batch, sizeof *wanted);
+    kvc__crew_member *members =
+        (kvc__crew_member *)kvc__take(arena, d->n_threads - 1, sizeof *members);
+    kvc__scratch scratch;
+    kvc__scratch_layout(arena, d, &scratch);
+    if (ctx == NULL) return NULL;
+    memset(ctx, 0, sizeof *ctx);
+    ctx->desc = *d;
+    ctx->members = members;
+    ctx->plan.model = d->model;
+    ctx->plan.kernels = kvc__kernels_pick(d->isa);
+    ctx->plan.gemm = d->gemm;
+    ctx->plan.s = scratch;
+    ctx->plan.ops = ops;
+    ctx->plan.rows = rows;
+    ctx->plan.wanted = wanted;
+    kvc__plan_build(&ctx->plan);
+    return ctx;
+}
+
+static kvc_result kvc__ctx_measure(kvc_ctx_desc *d, size_t *size, kvc_error *err)
+{
+    kvc__arena arena;
+    kvc_result r = kvc__ctx_defaults(d, err);
+    if (r != KVC_OK) return r;
+    memset(&arena, 0, sizeof arena);
+    kvc__ctx_layout(&arena, d);
+    if (arena.overflow)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_batch",
+            "the scratch memory passes the address space");
+    *size = arena.used;
+    return KVC_OK;
+}
+
+/* 0 if a lock, condition or thread could not be made; nothing is left then */
+static int kvc__ctx_start(kvc_ctx *ctx)
+{
+#if !KVC_NO_THREADS
+    if (!kvc__lock_init(&ctx->cursor.lock)) return 0;
+    if (!kvc__cond_init(&ctx->cursor.moved)) {
+        kvc__lock_free(&ctx->cursor.lock);
+        return 0;
+    }
+#endif
+    if (kvc__crew_start(&ctx->crew, ctx->members, ctx->desc.n_threads)) return 1;
+#if !KVC_NO_THREADS
+    kvc__cond_free(&ctx->cursor.moved);
+    kvc__lock_free(&ctx->cursor.lock);
+#endif
+    return 0;
+}
+
+static kvc_result kvc__ctx_new(kvc_ctx **out, const kvc_ctx_desc *desc, kvc_error *err)
+{
+    kvc_ctx_desc d = *desc;
+    kvc__arena arena;
+    void *block;
+    size_t size;
+    int owned;
+    kvc_result r = kvc__ctx_measure(&d, &size, err);
+    if (r != KVC_OK) return r;
+    if ((r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err)) != KVC_OK)
+        return r;
+    memset(&arena, 0, sizeof arena);
+    arena.base = (unsigned char *)block;
+    *out = kvc__ctx_layout(&arena, &d);
+    (*out)->block_size = size;
+    (*out)->owned = owned;
+    if (kvc__ctx_start(*out)) return KVC_OK;
+    if (owned) kvc__free(&d.allocator, block, size);
+    *out = NULL;
+    return kvc__fail(err, KVC_ERROR_THREAD, "n_threads", "a thread could not be made");
+}
+
+static void kvc__ctx_free(kvc_ctx *ctx)
+{
+    kvc_allocator a = ctx->desc.allocator;
+    kvc__crew_stop(&ctx->crew);
+#if !KVC_NO_THREADS
+    kvc__cond_free(&ctx->cursor.moved);
+    kvc__lock_free(&ctx->cursor.lock);
+#endif
+    if (ctx->owned) kvc__free(&a, ctx, ctx->block_size);
+}
+
+/* ---- prefill and decode ---- */
+
+/* A request: tokens for one sequence and where the logits of which rows go. */
+typedef struct kvc__request {
+    kvc_seq *seq;
+    const kvc_token *tokens;    /* [n_tokens] */
+    size_t n_tokens;
+    const size_t *rows;         /* [n_rows] strictly rising indices into tokens */
+    size_t n_rows;
+    float *logits;              /* [n_rows, n_vocab] */
+    int is_decode;
+} kvc__request;
+
+static kvc_result kvc__request_check(const kvc_ctx *ctx, const kvc__request *q, kvc_error *err)
+{
+    const kvc_model *m = ctx->desc.model;
+    size_t i;
+    if (q->seq == NULL || !q->seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (q->seq->cache->desc.model != m)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq",
+            "its cache is of another model than the context");
+    if (q->tokens == NULL || q->n_tokens == 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "tokens", "no tokens");
+    if (q->n_rows != 0 && (q->rows == NULL || q->logits == NULL))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, q->rows == NULL ? "rows" : "logits", "NULL");
+    for (i = 0; i < q->n_rows; i++) {
+        if (q->rows[i] >= q->n_tokens || (i > 0 && q->rows[i] <= q->rows[i - 1]))
+            return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "rows", "entry", i,
+                "is not rising or not below n_tokens, it is", q->rows[i]);
+    }
+    /* too many for the sequence: that is what the caller is told, without reading them all */
+    if (q->n_tokens > q->seq->cache->desc.n_ctx) return KVC_OK;
+    for (i = 0; i < q->n_tokens; i++) {
+        if (q->tokens[i] < 0 || (uint32_t)q->tokens[i] >= m->n_vocab)
+            return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "tokens", "entry", i,
+                "is not an id below", m->n_vocab);
+    }
+    return KVC_OK;
+}
+
+/* One chunk: tokens [first, first + n) of the request; *row is the next wanted row. */
+static void kvc__request_chunk(kvc_ctx *ctx, const kvc__request *q, size_t first, uint32_t n,
+    size_t *row)
+{
+    kvc__plan *p = &ctx->plan;
+    size_t row_0 = *row;
+    uint32_t i;
+    p->n_rows = n;
+    p->n_wanted = 0;
+    p->is_decode = q->is_decode;
+    for (i = 0; i < n; i++) {
+        p->rows[i].seq = q->seq;
+        p->rows[i].pos = q->seq->n_pos + i;
+        p->rows[i].token = q->tokens[first + i];
+        if (*row < q->n_rows && q->rows[*row] == first + i) {
+            p->wanted[p->n_wanted++] = i;
+            ++*row;
+        }
+    }
+    kvc__step_run(ctx, q->logits != NULL ? q->logits + row_0 * ctx->desc.model->n_vocab : NULL);
+    q->seq->n_pos += n;
+}
+
+static kvc_result kvc__request_run(kvc_ctx *ctx, const kvc__request *q, kvc_error *err)
+{
+    size_t first, row = 0, n;
+    kvc_result r = kvc__request_check(ctx, q, err);
+    if (r != KVC_OK) return r;
+    if ((r = kvc__seq_reserve(q->seq, q->n_tokens, err)) != KVC_OK) return r;
+    for (first = 0; first < q->n_tokens; first += n) {
+        n = q->n_tokens - first < ctx->desc.n_batch ? q->n_tokens - first : ctx->desc.n_batch;
+        kvc__request_chunk(ctx, q, first, (uint32_t)n, &row);
+    }
+    return KVC_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>sampler  From logits to one token
+   Owns the candidate list, the penalty window and the random generator, all in one block that is
+   laid out at creation. Each step works on what the step before kept. The k best are taken from a
+   binary heap, so a large vocabulary is never sorted. Every sum is over doubles in the order of the
+   list: rising ids, or falling logits once top_k or top_p has ranked the list; equal logits rank by
+   id. Products are of numbers short enough to be exact, so a compiler that fuses a multiplication
+   and an addition changes no bit.
+   ---------------------------------------------------------------------------------------------- */
+
+#define KVC__SAMPLER_WINDOW_MAX 0x10000000u   /* 2^28: count * penalty stays exact in a double */
+
+typedef struct kvc__candidate {
+    double weight;              /* exp((logit - largest) / temperature), 0 before it is known */
+    float logit;                /* after bias and penalties */
+    uint32_t id;
+} kvc__candidate;
+
+struct kvc_sampler {
+    kvc_sampler_desc desc;      /* resolved; the bias list is in `bias` below instead */
+    size_t block_size;
+    int owned;
+    uint32_t n_vocab;
+    uint32_t n_ids;             /* ids that may be chosen: [0, n_ids) */
+    uint64_t random;            /* state of the generator */
+    kvc__candidate *candidates; /* [n_ids], scratch of one call */
+    float *bias;                /* [n_vocab], NULL without bias */
+    uint32_t *counts;           /* [n_vocab] uses in the window, NULL without penalties */
+    uint32_t *window;           /* [penalty_window] ring of the latest tokens, NULL likewise */
+    uint32_t n_window;          /* tokens in the ring */
+    uint32_t cursor;            /* where the next one goes */
+};
+
+/* ---- generator ---- */
+
+/* SplitMix64 (Steele, Lea and Flood 2014): one word of state, and every seed is good. */
+static uint64_t kvc__random_u64(uint64_t *state)
+{
+    *state += 0x9e3779b97f4a7c15u;
+    return kvc__mix64(*state);
+}
+
+/* Uniform in [0, 1): the upper 53 bits times 2^-53. Never 1. */
+static double kvc__random_unit(uint64_t *state)
+{
+    return (double)(kvc__random_u64(state) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+/* ---- candidates ---- */
+
+static int kvc__candidate_before(const kvc__candidate *a, const kvc__candidate *b)
+{
+    return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
+}
+
+static void kvc__candidates_swap(kvc__candidate *c, uint32_t i, uint32_t j)
+{
+    kvc__candidate t = c[i];
+    c[i] = c[j];
+    c[j] = t;
+}
+
+/* Restores the heap of n under place i: a parent comes before its children 2i+1 and 2i+2. Children
+   are counted in 64 bits, since 2i+2 may pass 2^32. */
+static void kvc__candidates_sift(kvc__candidate *c, uint32_t n, uint32_t i)
+{
+    for (;;) {
+        uint64_t child = (uint64_t)i * 2 + 1;
+        uint32_t best = i;
+        if (child < n && kvc__candidate_before(&c[child], &c[best])) best = (uint32_t)child;
+        if (child + 1 < n && kvc__candidate_before(&c[child + 1], &c[best])) {
+            best = (uint32_t)(child + 1);
+        }
+        if (best == i) return;
+        kvc__candidates_swap(c, i, best);
+        i = best;
+    }
+}
+
+/* Ranks candidates until there are k of them or their weights reach `mass`, and moves them to the
+   front, best first. Returns how many. */
+static uint32_t kvc__candidates_rank(kvc__candidate *c, uint32_t n, uint32_t k, double mass)
+{
+    double sum = 0.0;
+    uint32_t i, kept = 0;
+    for (i = n / 2; i-- > 0;) kvc__candidates_sift(c, n, i);
+    while (kept < n && kept < k && sum < mass) {
+        uint32_t last = n - 1 - kept;
+        kvc__candidates_swap(c, 0, last);
+        kvc__candidates_sift(c, last, 0);
+        sum += c[last].weight;
+        kept++;
+    }
+    for (i = 0; i < kept && i < n / 2; i++) kvc__candidates_swap(c, i, n - 1 - i);
+    return kept;
+}
+
+/* Softmax without its division. The best weight is 1, so the sum is at least 1. Below -746 a weight
+   is less than the smallest double; with a tiny temperature the quotient is far below that, but
+   finite: its size is at most 2 * FLT_MAX / 2^-149. */
+static void kvc__candidates_weigh(kvc__candidate *c, uint32_t n, float largest, float temperature)
+{
+    uint32_t i;
+    for (i = 0; i < n; i++) {
+        double x = ((double)c[i].logit - (double)largest) / (double)temperature;
+        c[i].weight = x < -746.0 ? 0.0 : kvc__exp(x);
+    }
+}
+
+static double kvc__candidates_sum(const kvc__candidate *c, uint32_t n)
+{
+    double sum = 0.0;
+    uint32_t i;
+    for (i = 0; i < n; i++) sum += c[i].weight;
+    return sum;
+}
+
+/* The smallest set of best ones whose share of the weights is at least p. */
+static uint32_t kvc__candidates_top_p(kvc__candidate *c, uint32_t n, float p)
+{
+    return kvc__candidates_rank(c, n, n, (double)p * kvc__candidates_sum(c, n));
+}
+
+/* Drops what weighs less than p times the best, whose weight is 1. Keeps the order. */
+static uint32_t kvc__candidates_min_p(kvc__candidate *c, uint32_t n, float p)
+{
+    uint32_t i, kept = 0;
+    for (i = 0; i < n; i++) {
+        if (c[i].weight >= (double)p) c[kept++] = c[i];
+    }
+    return kept;
+}
+
+/* The candidate in whose share of [0, 1) `unit` lies. Rounding may leave none past the last share;
+   then it is the last one that has a weight. */
+static uint32_t kvc__candidates_draw(const kvc__candidate *c, uint32_t n, double unit)
+{
+    double target = unit * kvc__candidates_sum(c, n), sum = 0.0;
+    uint32_t i, last = 0;
+    for (i = 0; i < n && sum <= target; i++) {
+        sum += c[i].weight;
+        if (c[i].weight > 0.0) last = i;
+    }
+    return c[last].id;
+}
+
+static const kvc__candidate *kvc__candidates_best(const kvc__candidate *c, uint32_t n)
+{
+    const kvc__candidate *best = c;
+    uint32_t i;
+    for (i = 1; i < n; i++) {
+        if (kvc__candidate_before(&c[i], best)) best = &c[i];
+    }
+    return best;
+}
+
+/* ---- bias and penalties ---- */
+
+/* Back to a float. A finite logit stays finite, so that only a ban gives -INFINITY. */
+static float kvc__logit_clamp(double x)
+{
+    if (x > (double)FLT_MAX) return FLT_MAX;
+    if (x < -(double)FLT_MAX) return -FLT_MAX;
+    return (float)x;
+}
+
+static float kvc__logit_bias(float logit, float bias)
+{
+    if (logit < -FLT_MAX || bias < -FLT_MAX) return -INFINITY;
+    return kvc__logit_clamp((double)logit + (double)bias);
+}
+
+/* First the factor, once however often the token occurred, then what is subtracted. */
+static float kvc__logit_penalize(const kvc_sampler_desc *desc, float logit, uint32_t count)
+{
+    double x = (double)logit, factor = (double)desc->repeat_penalty;
+    if (x < -(double)FLT_MAX) return logit;
+    if (factor > 0.0) x = x > 0.0 ? x / factor : x * factor;
+    x -= (double)desc->frequency_penalty * (double)count;
+    x -= (double)desc->presence_penalty;
+    return kvc__logit_clamp(x);
+}
+
+static void kvc__sampler_accept(kvc_sampler *s, kvc_token token)
+{
+    if (!s->window || token < 0 || (uint32_t)token >= s->n_vocab) return;
+    if (s->n_window == s->desc.penalty_window) s->counts[s->window[s->cursor]]--;
+    else s->n_window++;
+    s->window[s->cursor] = (uint32_t)token;
+    s->counts[token]++;
+    s->cursor = s->cursor + 1 == s->desc.penalty_window ? 0 : s->cursor + 1;
+}
+
+/* ---- one choice ---- */
+
+static int kvc__logits_have_nan(const float *logits, uint32_t n)
+{
+    uint32_t i, found = 0;
+    for (i = 0; i < n; i++) found |= (uint32_t)(logits[i] != logits[i]);
+    return found != 0;
+}
+
+/* Fills the list with what may be chosen, by rising id, and returns how many there are. */
+static uint32_t kvc__sampler_collect(kvc_sampler *s, const float *logits)
+{
+    kvc__candidate *c = s->candidates;
+    uint32_t i, n = 0;
+    for (i = 0; i < s->n_ids; i++) {
+        float x = logits[i] > FLT_MAX ? FLT_MAX : logits[i];
+        if (s->bias) x = kvc__logit_bias(x, s->bias[i]);
+        if (s->counts && s->counts[i]) x = kvc__logit_penalize(&s->desc, x, s->counts[i]);
+        c[n].weight = 0.0;
+        c[n].logit = x;
+        c[n].id = i;
+        n += x >= -FLT_MAX;
+    }
+    return n;
+}
+
+static uint32_t kvc__sampler_choose(kvc_sampler *s, uint32_t n)
+{
+    const kvc_sampler_desc *desc = &s->desc;
+    kvc__candidate *c = s->candidates;
+    const kvc__candidate *best = kvc__candidates_best(c, n);
+    float largest = best->logit;
+    if (desc->temperature == 0.0f) return best->id;
+    if (desc->top_k > 0 && desc->top_k < n) n = kvc__candidates_rank(c, n, desc->top_k, 1.0);
+    kvc__candidates_weigh(c, n, largest, desc->temperature);
+    if (desc->top_p > 0.0f && desc->top_p < 1.0f) n = kvc__candidates_top_p(c, n, desc->top_p);
+    if (desc->min_p > 0.0f) n = kvc__candidates_min_p(c, n, desc->min_p);
+    return kvc__candidates_draw(c, n, kvc__random_unit(&s->random));
+}
+
+static kvc_result kvc__sampler_sample(kvc_sampler *s, const float *logits, kvc_token *token,
+    kvc_error *err)
+{
+    uint32_t n;
+    *token = KVC_NO_TOKEN;
+    if (kvc__logits_have_nan(logits, s->n_vocab)) {
+        return kvc__fail(err, KVC_ERROR_NUMERIC, "logits", "a logit is not a number");
+    }
+    n = kvc__sampler_collect(s, logits);
+    if (n == 0) {
+        return kvc__fail(err, KVC_ERROR_NUMERIC, "logits", "every token is banned or at -INFINITY");
+    }
+    *token = (kvc_token)kvc__sampler_choose(s, n);
+    kvc__sampler_accept(s, *token);
+    return KVC_OK;
+}
+
+/* ---- creation ---- */
+
+static int kvc__is_between(float x, float low, float high)   /* false for NaN */
+{
+    return x >= low && x <= high;
+}
+
+static int kvc__is_finite(float x)
+{
+    return kvc__is_between(x, -FLT_MAX, FLT_MAX);
+}
+
+static kvc_result kvc__sampler_check_bias(const kvc_sampler_desc *desc, kvc_error *err)
+{
+    uint32_t n_vocab = kvc__model_n_vocab(desc->model);
+    size_t i;
+    if (desc->n_bias > 0 && !desc->bias) {
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "NULL, but n_bias is not 0");
+    }
+    for (i = 0; i < desc->n_bias; i++) {
+        const kvc_logit_bias *b = &desc->bias[i];
+        if (b->token < 0 || (uint32_t)b->token >= n_vocab) {
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "a token id is not the model's");
+        }
+        if (!(b->bias <= FLT_MAX)) {
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "a bias is NaN or +INFINITY");
+        }
+    }
+    return KVC_OK;
+}
+
+/* Fills in the defaults; fails naming the field. */
+static kvc_result kvc__sampler_defaults(kvc_sampler_desc *d, kvc_error *err)
+{
+    const char *where = NULL;
+    if (d->start_canary != 0 || d->end_canary != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
+    if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
+    if (!kvc__is_between(d->temperature, 0.0f, FLT_MAX)) where = "temperature";
+    else if (!kvc__is_between(d->top_p, 0.0f, 1.0f)) where = "top_p";
+    else if (!kvc__is_between(d->min_p, 0.0f, 1.0f)) where = "min_p";
+    else if (!kvc__is_between(d->repeat_penalty, 0.0f, FLT_MAX)) where = "repeat_penalty";
+    else if (!kvc__is_finite(d->frequency_penalty)) where = "frequency_penalty";
+    else if (!kvc__is_finite(d->presence_penalty)) where = "presence_penalty";
+    else if (d->penalty_window > KVC__SAMPLER_WINDOW_MAX) where = "penalty_window";
+    if (where != NULL)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, where, "not a number in its range");
+    if (d->repeat_penalty == 1.0f) d->repeat_penalty = 0.0f;
+    if (d->penalty_window == 0) d->penalty_window = 64;
+    if (!kvc__allocator_resolve(&d->allocator, &d->allocator, kvc__model_allocator(d->model)))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
+    return kvc__sampler_check_bias(d, err);
+}
+
+static int kvc__sampler_has_penalties(const kvc_sampler_desc *desc)
+{
+    return desc->repeat_penalty != 0.0f || desc->frequency_penalty != 0.0f
+        || desc->presence_penalty != 0.0f;
+}
+
+/* Measures, or places the parts of the sampler if the arena has a base. */
+static kvc_sampler *kvc__sampler_layout(kvc__arena *arena, const kvc_sampler_desc *d)
+{
+    uint32_t n_vocab = kvc__model_n_vocab(d->model), n_tokens = kvc__model_n_tokens(d->model);
+    uint32_t n_ids = n_tokens > 0 && n_tokens < n_vocab ? n_tokens : n_vocab;
+    kvc_sampler *s = (kvc_sampler *)kvc__take(arena, 1, sizeof *s);
+    void *candidates = kvc__take(arena, n_ids, sizeof(kvc__candidate)), *bias = NULL;
+    void *counts = NULL, *window = NULL;
+    if (d->n_bias > 0) bias = kvc__take(arena, n_vocab, sizeof(float));
+    if (kvc__sampler_has_penalties(d)) {
+        counts = kvc__take(arena, n_vocab, sizeof(uint32_t));
+        window = kvc__take(arena, d->penalty_window, sizeof(uint32_t));
+    }
+    if (s == NULL) return NULL;
+    memset(s, 0, sizeof *s);
+    s->desc = *d;
+    s->n_vocab = n_vocab;
+    s->n_ids = n_ids;
+    s->candidates = (kvc__candidate *)candidates;
+    s->bias = (float *)bias;
+    s->counts = (uint32_t *)counts;
+    s->window = (uint32_t *)window;
+    return s;
+}
+
+static kvc_result kvc__sampler_measure(kvc_sampler_desc *d, size_t *size, kvc_error *err)
+{
+    kvc__arena arena;
+    kvc_result r = kvc__sampler_defaults(d, err);
+    if (r != KVC_OK) return r;
+    memset(&arena, 0, sizeof arena);
+    kvc__sampler_layout(&arena, d);
+    if (arena.overflow)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "penalty_window",
+            "the sampler passes the address space");
+    *size = arena.used;
+    return KVC_OK;
+}
+
+static void kvc__sampler_reset(kvc_sampler *s, uint64_t seed)
+{
+    s->random = seed;
+    s->desc.seed = seed;
+    s->n_window = 0;
+    s->cursor = 0;
+    if (s->counts) memset(s->counts, 0, s->n_vocab * sizeof(uint32_t));
+}
+
+static void kvc__sampler_copy_bias(kvc_sampler *s, const kvc_logit_bias *bias, size_t n)
+{
+    size_t i;
+    if (!s->bias) return;
+    memset(s->bias, 0, s->n_vocab * sizeof(float));
+    for (i = 0; i < n; i++) s->bias[bias[i].token] = bias[i].bias;
+}
+
+static kvc_result kvc__sampler_new(kvc_sampler **out, const kvc_sampler_desc *desc, kvc_error *err)
+{
+    kvc_sampler_desc d = *desc;
+    kvc_sampler *s;
+    kvc__arena arena;
+    void *block;
+    size_t size;
+    int owned;
+    kvc_result r = kvc__sampler_measure(&d, &size, err);
+    if (r != KVC_OK) return r;
+    r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err);
+    if (r != KVC_OK) return r;
+    memset(&arena, 0, sizeof arena);
+    arena.base = (unsigned char *)block;
+    s = kvc__sampler_layout(&arena, &d);
+    s->block_size = size;
+    s->owned = owned;
+    s->desc.bias = NULL;
+    kvc__sampler_copy_bias(s, desc->bias, desc->n_bias);
+    kvc__sampler_reset(s, d.seed);
+    *out = s;
+    return KVC_OK;
+}
+
+static void kvc__sampler_free(kvc_sampler *s)
+{
+    kvc_allocator a = s->desc.allocator;    /* the struct lies in the block that goes */
+    if (s->owned) kvc__free(&a, s, s->block_size);
+}
+
+/* ------------------------------------------------------------------------------------------------
+   >>public  The API's functions
+   Thin: they check what every caller could get wrong and call the sections above.
+   ---------------------------------------------------------------------------------------------- */
+KVC_API const char *kvc_result_text(kvc_result result)
+{
+    switch (result) {
+#define KVC__TEXT(name, value, text) case name: return text;
+    KVC__RESULTS(KVC__TEXT)
+#undef KVC__TEXT
+    default: return "unknown result";
+    }
+}
+
+KVC_API unsigned kvc_version(void)
+{
+    return KVC_VERSION;
+}
+
+/* ---- model ---- */
+
+KVC_API kvc_result kvc_model_open(kvc_model **out, const kvc_model_desc *desc, kvc_error *err)
+{
+    kvc_allocator a;
+    kvc_model *m;
+    kvc_result r;
+    kvc__fp_mode mode;
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (desc == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "NULL");
+    if (desc->start_canary != 0 || desc->end_canary != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
+    if ((desc->path == NULL) == (desc->data == NULL))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "path", "give either path or data");
+    if (desc->path != NULL && KVC_NO_FILES)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "path", "built with KVC_NO_FILES");
+    if (!kvc__allocator_resolve(&a, &desc->allocator, NULL))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
+    m = (kvc_model *)kvc__alloc(&a, sizeof *m, 64);
+    if (m == NULL) return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for the model");
+    memset(m, 0, sizeof *m);
+    m->allocator = a;
+    mode = kvc__fp_enter();
+    r = kvc__model_load(m, desc, err);
+    kvc__fp_leave(mode);
+    if (r == KVC_OK) *out = m;
+    else kvc__model_close(m);
+    return r;
+}
+
+KVC_API void kvc_model_close(kvc_model *model)
+{
+    if (model != NULL) kvc__model_close(model);
+}
+
+static void kvc__copy_text(char *dst, size_t cap, const kvc_meta *m)
+{
+    kvc__msg text;
+    kvc__msg_start(&text, dst, cap);
+    if (m->type == KVC_META_STRING) kvc__msg_bytes(&text, (const char *)m->data, m->data_size);
+}
+
+KVC_API void kvc_model_query(const kvc_model *model, kvc_model_info *info)
+{
+    const kvc_model *m = model;
+    kvc_meta meta;
+    memset(info, 0, sizeof *info);
+    if (kvc__gguf_find(&m->gguf, "general.architecture", &meta))
+        kvc__copy_text(info->architecture, sizeof info->architecture, &meta);
+    if (kvc__gguf_find(&m->gguf, "general.name", &meta))
+        kvc__copy_text(info->name, sizeof info->name, &meta);
+    info->n_layers = m->n_layers;
+    info->n_embd = m->n_embd;
+    info->n_heads = m->n_heads;
+    info->n_kv_heads = m->n_kv_heads;
+    info->head_dim = m->head_dim;
+    info->head_dim_v = m->head_dim_v;
+    info->n_ff = m->n_ff;
+    info->n_vocab = m->n_vocab;
+    info->n_tokens = m->vocab.n_tokens;
+    info->n_ctx_train = m->n_ctx_train;
+    info->rope_dim = m->rope_dim;
+    info->window = m->window;
+    info->n_params = m->n_params;
+    info->weights_size = m->weights_size;
+    info->memory_size = sizeof *m + m->block_size + m->gguf.block_size + m->vocab.memory_size;
+    info->bos = m->vocab.bos;
+    info->eos = m->vocab.eos;
+    info->eot = m->vocab.eot;
+    info->add_bos = m->vocab.add_bos;
+    info->add_eos = m->vocab.add_eos;
+    info->has_tokenizer = m->vocab.has_tokenizer;
+}
+
+KVC_API size_t kvc_model_meta_count(const kvc_model *model)
+{
+    return model->gguf.n_metas;
+}
+
+KVC_API kvc_result kvc_model_meta_at(const kvc_model *model, size_t i, kvc_meta *out)
+{
+    memset(out, 0, sizeof *out);
+    if (i >= model->gguf.n_metas) return KVC_ERROR_ARGUMENT;
+    *out = model->gguf.metas[i];
+    return KVC_OK;
+}
+
+KVC_API int kvc_model_meta_find(const kvc_model *model, const char *key, kvc_meta *out)
+{
+    return kvc__gguf_find(&model->gguf, key, out);
+}
+
+KVC_API kvc_result kvc_meta_item(const kvc_meta *array, uint64_t i, kvc_meta *out)
+{
+    return kvc__meta_item(array, i, out);
+}
+
+KVC_API int kvc_meta_number(const kvc_meta *meta, double *out)
+{
+    return kvc__meta_number(meta, out);
+}
+
+/* ---- text ---- */
+
+KVC_API kvc_result kvc_tokenize(const kvc_model *model, const char *text, size_t text_size,
+    unsigned flags, kvc_token *tokens, size_t tokens_cap, size_t *n_tokens, const kvc_memory *work,
+    kvc_error *err)
+{
+    *n_tokens = 0;
+    if (text_size > ((size_t)1 << 30))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "text_size", "more than 2^30 bytes");
+    if (text == NULL && text_size != 0) return kvc__fail(err, KVC_ERROR_ARGUMENT, "text", "NULL");
+    if (tokens == NULL && tokens_cap != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "tokens", "NULL");
+    if (flags > 3u) return kvc__fail(err, KVC_ERROR_ARGUMENT, "flags", "unknown bits are set");
+    return kvc__vocab_tokenize(&model->vocab, &model->allocator, text != NULL ? text : "",
+        text_size, flags, tokens, tokens_cap, n_tokens, work, err);
+}
+
+KVC_API size_t kvc_tokenize_work_size(const kvc_model *model, size_t text_size)
+{
+    return kvc__vocab_work_size(&model->vocab, text_size);
+}
+
+KVC_API const char *kvc_token_spelling(const kvc_model *model, kvc_token token, size_t *size,
+    kvc_token_kind *kind)
+{
+    return kvc__vocab_spelling(&model->vocab, token, size, kind);
+}
+
+KVC_API int kvc_token_is_end(const kvc_model *model, kvc_token token)
+{
+    return kvc__vocab_is_end(&model->vocab, token);
+}
+
+KVC_API kvc_result kvc_text_push(const kvc_model *model, kvc_text_stream *stream, kvc_token token,
+    char *buf, size_t buf_cap, size_t *n, kvc_error *err)
+{
+    *n = 0;
+    return kvc__vocab_push(&model->vocab, stream, token, buf, buf_cap, n, err);
+}
+
+KVC_API size_t kvc_text_end(kvc_text_stream *stream, char buf[4])
+{
+    size_t n = stream->n_held < 4 ? stream->n_held : 4;
+    memcpy(buf, stream->held, n);
+    stream->n_held = 0;
+    stream->started = 0;
+    return n;
+}
+
+/* ---- cache and sequences ---- */
+
+KVC_API size_t kvc_cache_size(const kvc_cache_desc *desc)
+{
+    kvc_cache_desc d;
+    kvc__page_shape shape;
+    size_t size = 0;
+    if (desc == NULL) return 0;
+    d = *desc;
+    return kvc__cache_measure(&d, &shape, &size, NULL) == KVC_OK ? size : 0;
+}
+
+KVC_API kvc_result kvc_cache_new(kvc_cache **out, const kvc_cache_desc *desc, kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (desc == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "NULL");
+    return kvc__cache_new(out, desc, err);
+}
+
+KVC_API void kvc_cache_free(kvc_cache *cache)
+{
+    if (cache != NULL) kvc__cache_free(cache);
+}
+
+KVC_API void kvc_cache_query(kvc_cache *cache, kvc_cache_info *info)
+{
+    kvc__cache_query(cache, info);
+}
+
+KVC_API kvc_result kvc_seq_open(kvc_seq **out, kvc_cache *cache, kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
+    return kvc__seq_open(out, cache, NULL, err);
+}
+
+KVC_API void kvc_seq_close(kvc_seq *seq)
+{
+    if (seq != NULL && seq->is_open) kvc__seq_close(seq);
+}
+
+KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (seq == NULL || !seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    return kvc__seq_open(out, seq->cache, seq, err);
+}
+
+KVC_API uint32_t kvc_seq_length(const kvc_seq *seq)
+{
+    return seq->n_pos;
+}
+
+KVC_API uint32_t kvc_seq_capacity(const kvc_seq *seq)
+{
+    return seq->cache->desc.n_ctx;
+}
+
+KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length)
+{
+    if (seq == NULL || !seq->is_open || length > seq->n_pos) return KVC_ERROR_ARGUMENT;
+    kvc__seq_rollback(seq, length);
+    return KVC_OK;
+}
+
+/* ---- context and steps ---- */
+
+KVC_API size_t kvc_ctx_size(const kvc_ctx_desc *desc)
+{
+    kvc_ctx_desc d;
+    size_t size = 0;
+    if (desc == NULL) return 0;
+    d = *desc;
+    return kvc__ctx_measure(&d, &size, NULL) == KVC_OK ? size : 0;
+}
+
+KVC_API kvc_result kvc_ctx_new(kvc_ctx **out, const kvc_ctx_desc *desc, kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (desc == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "NULL");
+    return kvc__ctx_new(out, desc, err);
+}
+
+KVC_API void kvc_ctx_free(kvc_ctx *ctx)
+{
+    if (ctx != NULL) kvc__ctx_free(ctx);
+}
+
+KVC_API void kvc_ctx_query(const kvc_ctx *ctx, kvc_ctx_info *info)
+{
+    memset(info, 0, sizeof *info);
+    info->desc = ctx->desc;
+    info->isa_name = ctx->plan.kernels->name;
+    info->memory_size = ctx->block_size;
+    info->n_rows = ctx->n_rows;
+    info->n_logit_rows = ctx->n_logit_rows;
+}
+
+KVC_API kvc_result kvc_prefill_rows(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens,
+    size_t n_tokens, const size_t *rows, size_t n_rows, float *logits, kvc_error *err)
+{
+    kvc__request q;
+    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    q.seq = seq;
+    q.tokens = tokens;
+    q.n_tokens = n_tokens;
+    q.rows = rows;
+    q.n_rows = n_rows;
+    q.logits = logits;
+    q.is_decode = 0;
+    return kvc__request_run(ctx, &q, err);
+}
+
+/* Logits of the last row in the context's own buffer, or none. */
+static kvc_result kvc__request_last(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens,
+    size_t n_tokens, int is_decode, const float **logits, kvc_error *err)
+{
+    kvc__request q;
+    size_t row = n_tokens - 1;
+    kvc_result r;
+    if (logits != NULL) *logits = NULL;
+    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    q.seq = seq;
+    q.tokens = tokens;
+    q.n_tokens = n_tokens;
+    q.rows = &row;
+    q.n_rows = logits != NULL && n_tokens != 0;
+    q.logits = ctx->plan.s.logits;
+    q.is_decode = is_decode;
+    r = kvc__request_run(ctx, &q, err);
+    if (r == KVC_OK && logits != NULL) *logits = ctx->plan.s.logits;
+    return r;
+}
+
+KVC_API kvc_result kvc_prefill(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens, size_t n_tokens,
+    const float **logits, kvc_error *err)
+{
+    return kvc__request_last(ctx, seq, tokens, n_tokens, 0, logits, err);
+}
+
+KVC_API kvc_result kvc_decode(kvc_ctx *ctx, kvc_seq *seq, kvc_token token, const float **logits,
+    kvc_error *err)
+{
+    return kvc__request_last(ctx, seq, &token, 1, 1, logits, err);
+}
+
+/* ---- sampler ---- */
+
+KVC_API size_t kvc_sampler_size(const kvc_sampler_desc *desc)
+{
+    kvc_sampler_desc d;
+    size_t size = 0;
+    if (desc == NULL) return 0;
+    d = *desc;
+    return kvc__sampler_measure(&d, &size, NULL) == KVC_OK ? size : 0;
+}
+
+KVC_API kvc_result kvc_sampler_new(kvc_sampler **out, const kvc_sampler_desc *desc, kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (desc == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "NULL");
+    return kvc__sampler_new(out, desc, err);
+}
+
+KVC_API void kvc_sampler_free(kvc_sampler *sampler)
+{
+    if (sampler != NULL) kvc__sampler_free(sampler);
+}
+
+KVC_API kvc_result kvc_sampler_sample(kvc_sampler *sampler, const float *logits, kvc_token *token,
+    kvc_error *err)
+{
+    kvc__fp_mode mode;
+    kvc_result r;
+    if (token == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "token", "NULL");
+    *token = KVC_NO_TOKEN;
+    if (sampler == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "sampler", "NULL");
+    if (logits == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "logits", "NULL");
+    mode = kvc__fp_enter();
+    r = kvc__sampler_sample(sampler, logits, token, err);
+    kvc__fp_leave(mode);
+    return r;
+}
+
+KVC_API void kvc_sampler_accept(kvc_sampler *sampler, kvc_token token)
+{
+    if (sampler) kvc__sampler_accept(sampler, token);
+}
+
+KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed)
+{
+    if (sampler) kvc__sampler_reset(sampler, seed);
+}
+
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT DEFAULT
+#elif defined(__GNUC__)
+#pragma GCC pop_options
+#elif defined(_MSC_VER)
+#pragma fp_contract(on)
+#endif
+#endif /* KVC__IMPLEMENTED */
+#endif /* KVC_IMPLEMENTATION */
+
+#else /* KVC__PASS */
+/* ------------------------------------------------------------------------------------------------
+   >>kernels  What is compiled once per instruction set
+   First the vocabulary: `vec`, 16 logical float lanes, and 32-byte integer dot products, filled
+   in for each set. Then the kernels, which hold no #if and are the same text for all sets.
+
+   Order of sums, the same everywhere:
+   - a float product runs over k in 16 lanes, lane i taking elements i, i + 16, ... by fused
+     multiply-add from zero; the tail is padded with zeros; the lanes are added as a tree: lane i
+     with i + 8, then i + 4, i + 2, i + 1.
+   - a quantized product adds, block of 32 by block, (float)(exact integer dot) times the product of
+     the two scales, by fused multiply-add: one lane per output.
+   - attention: see `attention`.
+
+   A pass is known by KVC__PASS (numbers of kvc_isa) and never by the compiler's own macros, which
+   do not follow target regions. KVC__(name) is the name of this pass's copy.
+   ---------------------------------------------------------------------------------------------- */
+#define KVC__(name) KVC__CAT(kvc__##name, KVC__ISA)
+
+/* Vectors stay in registers only if everything is inlined and short loops over them are unrolled;
+   plain C gains nothing from that and would take long to compile. */
+#if KVC__PASS == 1
+#define KVC__FORCE static inline KVC__UNUSED
+#define KVC__FLAT
+#else
+#define KVC__FORCE KVC__INLINE
+#define KVC__FLAT KVC__UNROLL
+#endif
+
+/* ---- vocabulary: 16 float lanes ---- */
+#if KVC__PASS >= 4          /* AVX-512 */
+typedef struct KVC__(vec) { __m512 v; } KVC__(vec);
+#define KVC__ROW_TILE 4     /* rows of x in a register tile */
+KVC__FORCE KVC__(vec) KVC__(set1)(float x)
+{
+    KVC__(vec) r;
+    r.v = _mm512_set1_ps(x);
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load)(const float *p)
+{
+    KVC__(vec) r;
+    r.v = _mm512_loadu_ps(p);
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_f16)(const void *p)
+{
+    KVC__(vec) r;
+    r.v = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
+{
+    KVC__(vec) r;
+    __m512i t = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p));
+    r.v = _mm512_castsi512_ps(_mm512_slli_epi32(t, 16));
+    return r;
+}
+KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { _mm512_storeu_ps(p, a.v); }
+#define KVC__OP(name, expr) \
+    KVC__FORCE KVC__(vec) KVC__(name)(KVC__(vec) a, KVC__(vec) b) { a.v = expr; return a; }
+KVC__OP(add, _mm512_add_ps(a.v, b.v))
+KVC__OP(sub, _mm512_sub_ps(a.v, b.v))
+KVC__OP(mul, _mm512_mul_ps(a.v, b.v))
+KVC__OP(div, _mm512_div_ps(a.v, b.v))
+KVC__OP(max, _mm512_max_ps(a.v, b.v))
+#undef KVC__OP
+KVC__FORCE KVC__(vec) KVC__(fma)(KVC__(vec) a, KVC__(vec) b, KVC__(vec) c)
+{
+    c.v = _mm512_fmadd_ps(a.v, b.v, c.v);
+    return c;
+}
+KVC__FORCE KVC__(vec) KVC__(if_less)(KVC__(vec) a, KVC__(vec) b, KVC__(vec) x, KVC__(vec) y)
+{
+    x.v = _mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.v, b.v, _CMP_LT_OQ), y.v, x.v);
+    return x;
+}
+KVC__FORCE KVC__(vec) KVC__(exp2_magic)(KVC__(vec) t)
+{
+    __m512i i = _mm512_slli_epi32(_mm512_castps_si512(t.v), 23);
+    t.v = _mm512_castsi512_ps(_mm512_add_epi32(i, _mm512_set1_epi32(0x3f800000)));
+    return t;
+}
+KVC__FORCE __m256 KVC__(fold)(KVC__(vec) a, int use_max)
+{
+    __m256 lo = _mm512_castps512_ps256(a.v), hi = _mm512_extractf32x8_ps(a.v, 1);
+    return use_max ? _mm256_max_ps(lo, hi) : _mm256_add_ps(lo, hi);
+}
+KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
+{
+    _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
+}
+#elif KVC__PASS == 3        /* AVX2 */
+typedef struct KVC__(vec) { __m256 a, b; } KVC__(vec);
+#define KVC__ROW_TILE 1
+KVC__FORCE KVC__(vec) KVC__(set1)(float x)
+{
+    KVC__(vec) r;
+    r.a = r.b = _mm256_set1_ps(x);
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load)(const float *p)
+{
+    KVC__(vec) r;
+    r.a = _mm256_loadu_ps(p);
+    r.b = _mm256_loadu_ps(p + 8);
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_f16)(const void *p)
+{
+    KVC__(vec) r;
+    r.a = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+    r.b = _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1));
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
+{
+    KVC__(vec) r;
+    __m256i a = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p));
+    __m256i b = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p + 1));
+    r.a = _mm256_castsi256_ps(_mm256_slli_epi32(a, 16));
+    r.b = _mm256_castsi256_ps(_mm256_slli_epi32(b, 16));
+    return r;
+}
+KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
+{
+    _mm256_storeu_ps(p, x.a);
+    _mm256_storeu_ps(p + 8, x.b);
+}
+#define KVC__OP(name, op) \
+    KVC__FORCE KVC__(vec) KVC__(name)(KVC__(vec) x, KVC__(vec) y) \
+    { \
+        x.a = op(x.a, y.a); \
+        x.b = op(x.b, y.b); \
+        return x; \
+    }
+KVC__OP(add, _mm256_add_ps)
+KVC__OP(sub, _mm256_sub_ps)
+KVC__OP(mul, _mm256_mul_ps)
+KVC__OP(div, _mm256_div_ps)
+KVC__OP(max, _mm256_max_ps)
+#undef KVC__OP
+KVC__FORCE KVC__(vec) KVC__(fma)(KVC__(vec) x, KVC__(vec) y, KVC__(vec) z)
+{
+    z.a = _mm256_fmadd_ps(x.a, y.a, z.a);
+    z.b = _mm256_fmadd_ps(x.b, y.b, z.b);
+    return z;
+}
+KVC__FORCE KVC__(vec) KVC__(if_less)(KVC__(vec) p, KVC__(vec) q, KVC__(vec) x, KVC__(vec) y)
+{
+    x.a = _mm256_blendv_ps(y.a, x.a, _mm256_cmp_ps(p.a, q.a, _CMP_LT_OQ));
+    x.b = _mm256_blendv_ps(y.b, x.b, _mm256_cmp_ps(p.b, q.b, _CMP_LT_OQ));
+    return x;
+}
+KVC__FORCE KVC__(vec) KVC__(exp2_magic)(KVC__(vec) t)
+{
+    __m256i one = _mm256_set1_epi32(0x3f800000);
+    __m256i a = _mm256_slli_epi32(_mm256_castps_si256(t.a), 23);
+    __m256i b = _mm256_slli_epi32(_mm256_castps_si256(t.b), 23);
+    t.a = _mm256_castsi256_ps(_mm256_add_epi32(a, one));
+    t.b = _mm256_castsi256_ps(_mm256_add_epi32(b, one));
+    return t;
+}
+KVC__FORCE __m256 KVC__(fold)(KVC__(vec) x, int use_max)
+{
+    return use_max ? _mm256_max_ps(x.a, x.b) : _mm256_add_ps(x.a, x.b);
+}
+KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) x)
+{
+    __m256i t = _mm256_packs_epi32(_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b));
+    t = _mm256_permute4x64_epi64(t, 0xd8);
+    _mm_storeu_si128((__m128i *)p,
+        _mm_packs_epi16(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1)));
+}
+#elif KVC__PASS == 2        /* NEON */
+typedef struct KVC__(vec) { float32x4_t a, b, c, d; } KVC__(vec);
+#define KVC__ROW_TILE 1
+KVC__FORCE KVC__(vec) KVC__(set1)(float x)
+{
+    KVC__(vec) r;
+    r.a = r.b = r.c = r.d = vdupq_n_f32(x);
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load)(const float *p)
+{
+    KVC__(vec) r;
+    r.a = vld1q_f32(p);
+    r.b = vld1q_f32(p + 4);
+    r.c = vld1q_f32(p + 8);
+    r.d = vld1q_f32(p + 12);
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_f16)(const void *p)
+{
+    KVC__(vec) r;
+    uint8x16_t lo = vld1q_u8((const uint8_t *)p), hi = vld1q_u8((const uint8_t *)p + 16);
+    float16x8_t x = vreinterpretq_f16_u8(lo), y = vreinterpretq_f16_u8(hi);
+    r.a = vcvt_f32_f16(vget_low_f16(x));
+    r.b = vcvt_f32_f16(vget_high_f16(x));
+    r.c = vcvt_f32_f16(vget_low_f16(y));
+    r.d = vcvt_f32_f16(vget_high_f16(y));
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
+{
+    KVC__(vec) r;
+    uint8x16_t lo = vld1q_u8((const uint8_t *)p), hi = vld1q_u8((const uint8_t *)p + 16);
+    uint16x8_t x = vreinterpretq_u16_u8(lo), y = vreinterpretq_u16_u8(hi);
+    r.a = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(x), 16));
+    r.b = vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(x), 16));
+    r.c = vreinterpretq_f32_u32(vshll_n_u16(vget_low_u16(y), 16));
+    r.d = vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(y), 16));
+    return r;
+}
+KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
+{
+    vst1q_f32(p, x.a);
+    vst1q_f32(p + 4, x.b);
+    vst1q_f32(p + 8, x.c);
+    vst1q_f32(p + 12, x.d);
+}
+/* a > b ? a : b, also for NaN, as the x86 instruction has it */
+KVC__FORCE float32x4_t KVC__(max4)(float32x4_t a, float32x4_t b)
+{
+    return vbslq_f32(vcgtq_f32(a, b), a, b);
+}
+#define KVC__OP(name, op) \
+    KVC__FORCE KVC__(vec) KVC__(name)(KVC__(vec) x, KVC__(vec) y) \
+    { \
+        x.a = op(x.a, y.a); \
+        x.b = op(x.b, y.b); \
+        x.c = op(x.c, y.c); \
+        x.d = op(x.d, y.d); \
+        return x; \
+    }
+KVC__OP(add, vaddq_f32)
+KVC__OP(sub, vsubq_f32)
+KVC__OP(mul, vmulq_f32)
+KVC__OP(div, vdivq_f32)
+KVC__OP(max, KVC__(max4))
+#undef KVC__OP
+KVC__FORCE KVC__(vec) KVC__(fma)(KVC__(vec) x, KVC__(vec) y, KVC__(vec) z)
+{
+    z.a = vfmaq_f32(z.a, x.a, y.a);
+    z.b = vfmaq_f32(z.b, x.b, y.b);
+    z.c = vfmaq_f32(z.c, x.c, y.c);
+    z.d = vfmaq_f32(z.d, x.d, y.d);
+    return z;
+}
+KVC__FORCE KVC__(vec) KVC__(if_less)(KVC__(vec) p, KVC__(vec) q, KVC__(vec) x, KVC__(vec) y)
+{
+    x.a = vbslq_f32(vcltq_f32(p.a, q.a), x.a, y.a);
+    x.b = vbslq_f32(vcltq_f32(p.b, q.b), x.b, y.b);
+    x.c = vbslq_f32(vcltq_f32(p.c, q.c), x.c, y.c);
+    x.d = vbslq_f32(vcltq_f32(p.d, q.d), x.d, y.d);
+    return x;
+}
+KVC__FORCE float32x4_t KVC__(exp2_magic4)(float32x4_t t)
+{
+    uint32x4_t i = vshlq_n_u32(vreinterpretq_u32_f32(t), 23);
+    return vreinterpretq_f32_u32(vaddq_u32(i, vdupq_n_u32(0x3f800000u)));
+}
+KVC__FORCE KVC__(vec) KVC__(exp2_magic)(KVC__(vec) t)
+{
+    t.a = KVC__(exp2_magic4)(t.a);
+    t.b = KVC__(exp2_magic4)(t.b);
+    t.c = KVC__(exp2_magic4)(t.c);
+    t.d = KVC__(exp2_magic4)(t.d);
+    return t;
+}
+KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) x)
+{
+    int16x4_t a = vqmovn_s32(vcvtnq_s32_f32(x.a)), b = vqmovn_s32(vcvtnq_s32_f32(x.b));
+    int16x4_t c = vqmovn_s32(vcvtnq_s32_f32(x.c)), d = vqmovn_s32(vcvtnq_s32_f32(x.d));
+    vst1_s8(p, vqmovn_s16(vcombine_s16(a, b)));
+    vst1_s8(p + 8, vqmovn_s16(vcombine_s16(c, d)));
+}
+#else                       /* base: plain C */
+typedef struct KVC__(vec) { float v[16]; } KVC__(vec);
+#define KVC__ROW_TILE 1
+#define KVC__EACH(expr) \
+    { \
+        int i; \
+        KVC__(vec) r; \
+        for (i = 0; i < 16; i++) r.v[i] = (expr); \
+        return r; \
+    }
+KVC__FORCE KVC__(vec) KVC__(set1)(float x) KVC__EACH(x)
+KVC__FORCE KVC__(vec) KVC__(load)(const float *p) KVC__EACH(kvc__rdf32(p + i))
+KVC__FORCE KVC__(vec) KVC__(load_f16)(const void *p)
+    KVC__EACH(kvc__f16_to_f32(kvc__rd16((const unsigned char *)p + 2 * i)))
+KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
+    KVC__EACH(kvc__bf16_to_f32(kvc__rd16((const unsigned char *)p + 2 * i)))
+KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { memcpy(p, a.v, sizeof a.v); }
+KVC__FORCE KVC__(vec) KVC__(add)(KVC__(vec) a, KVC__(vec) b) KVC__EACH(a.v[i] + b.v[i])
+KVC__FORCE KVC__(vec) KVC__(sub)(KVC__(vec) a, KVC__(vec) b) KVC__EACH(a.v[i] - b.v[i])
+KVC__FORCE KVC__(vec) KVC__(mul)(KVC__(vec) a, KVC__(vec) b) KVC__EACH(a.v[i] * b.v[i])
+KVC__FORCE KVC__(vec) KVC__(div)(KVC__(vec) a, KVC__(vec) b) KVC__EACH(a.v[i] / b.v[i])
+KVC__FORCE KVC__(vec) KVC__(max)(KVC__(vec) a, KVC__(vec) b)
+    KVC__EACH(a.v[i] > b.v[i] ? a.v[i] : b.v[i])
+KVC__FORCE KVC__(vec) KVC__(fma)(KVC__(vec) a, KVC__(vec) b, KVC__(vec) c)
+    KVC__EACH(kvc__fmaf(a.v[i], b.v[i], c.v[i]))
+KVC__FORCE KVC__(vec) KVC__(if_less)(KVC__(vec) a, KVC__(vec) b, KVC__(vec) x, KVC__(vec) y)
+    KVC__EACH(a.v[i] < b.v[i] ? x.v[i] : y.v[i])
+KVC__FORCE KVC__(vec) KVC__(exp2_magic)(KVC__(vec) t)
+    KVC__EACH(kvc__bits_f32((kvc__f32_bits(t.v[i]) << 23) + 0x3f800000u))
+#undef KVC__EACH
+/* Rounds to the nearest, ties to even, like the vector conversions. */
+KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
+{
+    int i;
+    for (i = 0; i < 16; i++) p[i] = (int8_t)(int)((a.v[i] + 12582912.0f) - 12582912.0f);
+}
+#endif
+
+/* The tree: lane i with i + 8, then i + 4, i + 2, i + 1. */
+#if KVC__PASS >= 3
+KVC__FORCE float KVC__(sum)(KVC__(vec) a)
+{
+    __m256 t8 = KVC__(fold)(a, 0);
+    __m128 t4 = _mm_add_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
+    __m128 t2 = _mm_add_ps(t4, _mm_movehl_ps(t4, t4));
+    return _mm_cvtss_f32(_mm_add_ss(t2, _mm_shuffle_ps(t2, t2, 1)));
+}
+KVC__FORCE float KVC__(max_lane)(KVC__(vec) a)
+{
+    __m256 t8 = KVC__(fold)(a, 1);
+    __m128 t4 = _mm_max_ps(_mm256_castps256_ps128(t8), _mm256_extractf128_ps(t8, 1));
+    __m128 t2 = _mm_max_ps(t4, _mm_movehl_ps(t4, t4));
+    return _mm_cvtss_f32(_mm_max_ss(t2, _mm_shuffle_ps(t2, t2, 1)));
+}
+#elif KVC__PASS == 2
+KVC__FORCE float KVC__(sum)(KVC__(vec) x)
+{
+    float32x4_t t4 = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
+    float32x2_t t2 = vadd_f32(vget_low_f32(t4), vget_high_f32(t4));
+    return vget_lane_f32(t2, 0) + vget_lane_f32(t2, 1);
+}
+KVC__FORCE float KVC__(max_lane)(KVC__(vec) x)
+{
+    float32x4_t t4 = KVC__(max4)(KVC__(max4)(x.a, x.c), KVC__(max4)(x.b, x.d));
+    float32x4_t t2 = KVC__(max4)(t4, vextq_f32(t4, t4, 2));
+    float a = vgetq_lane_f32(t2, 0), b = vgetq_lane_f32(t2, 1);
+    return a > b ? a : b;
+}
+#else
+KVC__FORCE float KVC__(sum)(KVC__(vec) a)
+{
+    int i, half;
+    for (half = 8; half > 0; half /= 2)
+        for (i = 0; i < half; i++) a.v[i] += a.v[i + half];
+    return a.v[0];
+}
+KVC__FORCE float KVC__(max_lane)(KVC__(vec) a)
+{
+    int i, half;
+    for (half = 8; half > 0; half /= 2)
+        for (i = 0; i < half; i++) a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
+    return a.v[0];
+}
+#endif
+
+/* The first n <= 16 lanes; the others are zero. */
+KVC__FORCE KVC__(vec) KVC__(load_n)(const float *p, uint32_t n)
+{
+    float t[16];
+    memset(t, 0, sizeof t);
+    memcpy(t, p, n * sizeof(float));
+    return KVC__(load)(t);
+}
+KVC__FORCE void KVC__(store_n)(float *p, KVC__(vec) a, uint32_t n)
+{
+    float t[16];
+    KVC__(store)(t, a);
+    memcpy(p, t, n * sizeof(float));
+}
+
+/* 16 elements of a float type; `type` is a constant where this is called. */
+KVC__FORCE KVC__(vec) KVC__(load_w)(const unsigned char *p, int type)
+{
+    if (type == KVC__F16) return KVC__(load_f16)(p);
+    if (type == KVC__BF16) return KVC__(load_bf16)(p);
+    return KVC__(load)((const float *)(const void *)p);
+}
+KVC__FORCE KVC__(vec) KVC__(load_w_n)(const unsigned char *p, int type, uint32_t n)
+{
+    unsigned char t[64];
+    memset(t, 0, sizeof t);
+    memcpy(t, p, n * (type == KVC__F32 ? 4u : 2u));
+    return KVC__(load_w)(t, type);
+}
+
+/* ---- vocabulary: integer dot products over a block of 32 bytes ----
+   `bytes` holds 32 bytes, `ints` 8 partial sums whose total is the exact dot product, `quad` 4
+   floats. */
+#if KVC__PASS >= 3
+typedef __m256i KVC__(bytes);
+typedef __m256i KVC__(ints);
+typedef __m128 KVC__(quad);
+KVC__FORCE KVC__(bytes) KVC__(load_bytes)(const void *p)
+{
+    return _mm256_loadu_si256((const __m256i *)p);
+}
+/* 16 bytes: low halves first, then high halves */
+KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)p);
+    return _mm256_and_si256(_mm256_set1_epi8(15),
+        _mm256_inserti128_si256(_mm256_castsi128_si256(t), _mm_srli_epi16(t, 4), 1));
+}
+/* unsigned u times signed s; the pairs of products must fit in 16 bits */
+KVC__FORCE KVC__(ints) KVC__(dot_us)(KVC__(bytes) u, KVC__(bytes) s)
+{
+#if KVC__PASS == 5
+    return _mm256_dpbusd_epi32(_mm256_setzero_si256(), u, s);
+#else
+    return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
+#endif
+}
+/* both signed; b has no -128 */
+KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
+{
+    return KVC__(dot_us)(_mm256_abs_epi8(a), _mm256_sign_epi8(b, a));
+}
+/* the totals of four dot products, less `less` each, as floats */
+KVC__FORCE KVC__(quad) KVC__(totals)(const KVC__(ints) s[4], int32_t less)
+{
+    __m256i t = _mm256_hadd_epi32(_mm256_hadd_epi32(s[0], s[1]), _mm256_hadd_epi32(s[2], s[3]));
+    __m128i u = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+    return _mm_cvtepi32_ps(_mm_sub_epi32(u, _mm_set1_epi32(less)));
+}
+/* the f16 scales at the four addresses */
+KVC__FORCE KVC__(quad) KVC__(scales)(const unsigned char *const p[4])
+{
+    uint64_t t = (uint64_t)kvc__rd16(p[0]) | (uint64_t)kvc__rd16(p[1]) << 16 |
+        (uint64_t)kvc__rd16(p[2]) << 32 | (uint64_t)kvc__rd16(p[3]) << 48;
+    return _mm_cvtph_ps(_mm_loadl_epi64((const __m128i *)(const void *)&t));
+}
+KVC__FORCE KVC__(quad) KVC__(quad_zero)(void) { return _mm_setzero_ps(); }
+KVC__FORCE KVC__(quad) KVC__(quad_scale)(KVC__(quad) a, float x)
+{
+    return _mm_mul_ps(a, _mm_set1_ps(x));
+}
+KVC__FORCE KVC__(quad) KVC__(quad_fma)(KVC__(quad) a, KVC__(quad) b, KVC__(quad) c)
+{
+    return _mm_fmadd_ps(a, b, c);
+}
+KVC__FORCE void KVC__(quad_store)(float *p, KVC__(quad) a) { _mm_storeu_ps(p, a); }
+#elif KVC__PASS == 2
+typedef struct KVC__(bytes) { int8x16_t a, b; } KVC__(bytes);
+typedef struct KVC__(ints) { int32x4_t a, b; } KVC__(ints);
+typedef float32x4_t KVC__(quad);
+KVC__FORCE KVC__(bytes) KVC__(load_bytes)(const void *p)
+{
+    KVC__(bytes) r;
+    r.a = vld1q_s8((const int8_t *)p);
+    r.b = vld1q_s8((const int8_t *)p + 16);
+    return r;
+}
+KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
+{
+    KVC__(bytes) r;
+    uint8x16_t t = vld1q_u8((const uint8_t *)p);
+    r.a = vreinterpretq_s8_u8(vandq_u8(t, vdupq_n_u8(15)));
+    r.b = vreinterpretq_s8_u8(vshrq_n_u8(t, 4));
+    return r;
+}
+KVC__FORCE int32x4_t KVC__(dot16)(int8x16_t x, int8x16_t y)
+{
+    int16x8_t lo = vmull_s8(vget_low_s8(x), vget_low_s8(y));
+    int16x8_t hi = vmull_s8(vget_high_s8(x), vget_high_s8(y));
+    return vpadalq_s16(vpaddlq_s16(lo), hi);
+}
+KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) x, KVC__(bytes) y)
+{
+    KVC__(ints) r;
+    r.a = KVC__(dot16)(x.a, y.a);
+    r.b = KVC__(dot16)(x.b, y.b);
+    return r;
+}
+KVC__FORCE KVC__(ints) KVC__(dot_us)(KVC__(bytes) x, KVC__(bytes) y)
+{
+    return KVC__(dot_ss)(x, y);
+}
+KVC__FORCE KVC__(quad) KVC__(totals)(const KVC__(ints) s[4], int32_t less)
+{
+    int32x4_t t0 = vpaddq_s32(vaddq_s32(s[0].a, s[0].b), vaddq_s32(s[1].a, s[1].b));
+    int32x4_t t1 = vpaddq_s32(vaddq_s32(s[2].a, s[2].b), vaddq_s32(s[3].a, s[3].b));
+    return vcvtq_f32_s32(vsubq_s32(vpaddq_s32(t0, t1), vdupq_n_s32(less)));
+}
+KVC__FORCE KVC__(quad) KVC__(scales)(const unsigned char *const p[4])
+{
+    uint64_t t = (uint64_t)kvc__rd16(p[0]) | (uint64_t)kvc__rd16(p[1]) << 16 |
+        (uint64_t)kvc__rd16(p[2]) << 32 | (uint64_t)kvc__rd16(p[3]) << 48;
+    return vcvt_f32_f16(vreinterpret_f16_u64(vcreate_u64(t)));
+}
+KVC__FORCE KVC__(quad) KVC__(quad_zero)(void) { return vdupq_n_f32(0.0f); }
+KVC__FORCE KVC__(quad) KVC__(quad_scale)(KVC__(quad) a, float x) { return vmulq_n_f32(a, x); }
+KVC__FORCE KVC__(quad) KVC__(quad_fma)(KVC__(quad) a, KVC__(quad) b, KVC__(quad) c)
+{
+    return vfmaq_f32(c, a, b);
+}
+KVC__FORCE void KVC__(quad_store)(float *p, KVC__(quad) a) { vst1q_f32(p, a); }
+#else
+typedef struct KVC__(bytes) { int8_t v[32]; } KVC__(bytes);
+typedef struct KVC__(ints) { int32_t v; } KVC__(ints);
+typedef struct KVC__(quad) { float v[4]; } KVC__(quad);
+KVC__FORCE KVC__(bytes) KVC__(load_bytes)(const void *p)
+{
+    KVC__(bytes) r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
+{
+    KVC__(bytes) r;
+    const unsigned char *s = (const unsigned char *)p;
+    int i;
+    for (i = 0; i < 16; i++) {
+        r.v[i] = (int8_t)(s[i] & 15);
+        r.v[i + 16] = (int8_t)(s[i] >> 4);
+    }
+    return r;
+}
+KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
+{
+    KVC__(ints) r;
+    int i;
+    for (r.v = 0, i = 0; i < 32; i++) r.v += (int32_t)a.v[i] * b.v[i];
+    return r;
+}
+KVC__FORCE KVC__(ints) KVC__(dot_us)(KVC__(bytes) a, KVC__(bytes) b)
+{
+    return KVC__(dot_ss)(a, b);
+}
+#define KVC__EACH(expr) \
+    { \
+        int i; \
+        KVC__(quad) r; \
+        for (i = 0; i < 4; i++) r.v[i] = (expr); \
+        return r; \
+    }
+KVC__FORCE KVC__(quad) KVC__(totals)(const KVC__(ints) s[4], int32_t less)
+    KVC__EACH((float)(s[i].v - less))
+KVC__FORCE KVC__(quad) KVC__(scales)(const unsigned char *const p[4])
+    KVC__EACH(kvc__f16_to_f32(kvc__rd16(p[i])))
+KVC__FORCE KVC__(quad) KVC__(quad_zero)(void) KVC__EACH(0.0f)
+KVC__FORCE KVC__(quad) KVC__(quad_scale)(KVC__(quad) a, float x) KVC__EACH(a.v[i] * x)
+KVC__FORCE KVC__(quad) KVC__(quad_fma)(KVC__(quad) a, KVC__(quad) b, KVC__(quad) c)
+    KVC__EACH(kvc__fmaf(a.v[i], b.v[i], c.v[i]))
+#undef KVC__EACH
+KVC__FORCE void KVC__(quad_store)(float *p, KVC__(quad) a) { memcpy(p, a.v, sizeof a.v); }
+#endif
+
+/* ---- element-wise ---- */
+
+/* e^x with a relative error below 2^-22: x = n ln 2 + r, n by adding and subtracting 1.5 * 2^23
+   (its low bits then hold n), Taylor series of degree 7 on |r| <= ln 2 / 2. Below -87.33 the
+   result is 0, above 88.37 infinity; NaN stays NaN. */
+KVC__FORCE KVC__(vec) KVC__(exp)(KVC__(vec) x)
+{
+    static const float c[7] = { 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f,
+        1.0f };
+    const KVC__(vec) lo = KVC__(set1)(-87.33f), hi = KVC__(set1)(88.37f), one = KVC__(set1)(1.0f);
+    const KVC__(vec) magic = KVC__(set1)(12582912.0f);
+    KVC__(vec) in, t, n, r, y;
+    int i;
+    in = KVC__(if_less)(x, lo, lo, KVC__(if_less)(hi, x, hi, x));
+    t = KVC__(fma)(in, KVC__(set1)(1.44269504f), magic);
+    n = KVC__(sub)(t, magic);
+    r = KVC__(fma)(n, KVC__(set1)(-0.693359375f), in);
+    r = KVC__(fma)(n, KVC__(set1)(2.12194440e-4f), r);
+    y = KVC__(set1)(c[0]);
+    for (i = 1; i < 7; i++) y = KVC__(fma)(y, r, KVC__(set1)(c[i]));
+    y = KVC__(mul)(KVC__(fma)(y, r, one), KVC__(exp2_magic)(t));
+    y = KVC__(if_less)(x, lo, KVC__(set1)(0.0f), y);
+    return KVC__(if_less)(hi, x, KVC__(set1)(kvc__bits_f32(0x7f800000u)), y);
+}
+
+/* y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, "Root mean square layer normalization",
+   2019) */
+static void KVC__(rms_norm)(float *y, const float *x, const float *w, uint32_t n, float eps)
+{
+    KVC__(vec) acc = KVC__(set1)(0.0f), scale, t;
+    uint32_t i, whole = n & ~15u;
+    for (i = 0; i < whole; i += 16) {
+        t = KVC__(load)(x + i);
+        acc = KVC__(fma)(t, t, acc);
+    }
+    if (i < n) {
+        t = KVC__(load_n)(x + i, n - i);
+        acc = KVC__(fma)(t, t, acc);
+    }
+    scale = KVC__(set1)(1.0f / sqrtf(KVC__(sum)(acc) / (float)n + eps));
+    for (i = 0; i < whole; i += 16)
+        KVC__(store)(y + i, KVC__(mul)(KVC__(mul)(KVC__(load)(x + i), scale), KVC__(load)(w + i)));
+    if (i < n) {
+        t = KVC__(mul)(KVC__(load_n)(x + i, n - i), scale);
+        KVC__(store_n)(y + i, KVC__(mul)(t, KVC__(load_n)(w + i, n - i)), n - i);
+    }
+}
+
+/* g / (1 + e^-g) * u (Shazeer, "GLU variants improve transformer", 2020: SwiGLU) */
+KVC__FORCE KVC__(vec) KVC__(silu_mul16)(KVC__(vec) g, KVC__(vec) u)
+{
+    KVC__(vec) e = KVC__(exp)(KVC__(sub)(KVC__(set1)(0.0f), g));
+    return KVC__(mul)(KVC__(div)(g, KVC__(add)(KVC__(set1)(1.0f), e)), u);
+}
+
+static void KVC__(silu_mul)(float *gate, const float *up, uint32_t n)
+{
+    uint32_t i;
+    for (i = 0; i + 16 <= n; i += 16)
+        KVC__(store)(gate + i, KVC__(silu_mul16)(KVC__(load)(gate + i), KVC__(load)(up + i)));
+    if (i < n)
+        KVC__(store_n)(gate + i,
+            KVC__(silu_mul16)(KVC__(load_n)(gate + i, n - i), KVC__(load_n)(up + i, n - i)), n - i);
+}
+
+/* Rounds a row to 8 bits, 32 elements at a time: d = largest magnitude / 127, q = nearest(x / d)
+   with ties to even, sum = sum of q. n is a multiple of 32. A block whose largest magnitude is
+   below 1e-30 becomes zero; one with infinity or NaN gets the scale NaN, which then shows in the
+   logits. */
+static void KVC__(quantize)(const float *x, uint32_t n, int8_t *q, float *d, int32_t *sum)
+{
+    uint32_t b, j;
+    for (b = 0; b < n / 32; b++, x += 32, q += 32) {
+        KVC__(vec) lo = KVC__(load)(x), hi = KVC__(load)(x + 16), zero = KVC__(set1)(0.0f), scale;
+        KVC__(vec) mag = KVC__(max)(KVC__(max)(lo, KVC__(sub)(zero, lo)),
+            KVC__(max)(hi, KVC__(sub)(zero, hi)));
+        float amax = KVC__(max_lane)(mag);
+        float nan_sum = KVC__(sum)(KVC__(add)(KVC__(mul)(lo, zero), KVC__(mul)(hi, zero)));
+        int32_t s = 0;
+        if (!(amax <= FLT_MAX) || nan_sum != nan_sum || !(amax >= 1e-30f)) {
+            memset(q, 0, 32);
+            d[b] = amax < 1e-30f && nan_sum == nan_sum ? 0.0f : kvc__bits_f32(0x7fc00000u);
+            sum[b] = 0;
+            continue;
+        }
+        d[b] = amax / 127.0f;
+        scale = KVC__(set1)(127.0f / amax);
+        KVC__(store_i8)(q, KVC__(mul)(lo, scale));
+        KVC__(store_i8)(q + 16, KVC__(mul)(hi, scale));
+        for (j = 0; j < 32; j++) s += q[j];
+        sum[b] = s;
+    }
+}
+
+/* ---- matrix products ---- */
+
+/* 4 outputs by n_r rows (a constant), float weights of a constant type. */
+KVC__FORCE void KVC__(tile_float)(const unsigned char *const w[4], const float *x, size_t x_stride,
+    uint32_t k, float y[4 * KVC__ROW_TILE], const int type, const uint32_t n_r)
+{
+    const size_t w_size = type == KVC__F32 ? 4 : 2;
+    KVC__(vec) acc[4][KVC__ROW_TILE], wv[4], xv;
+    uint32_t i, o, r;
+    KVC__FLAT
+    for (o = 0; o < 4; o++) {
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) acc[o][r] = KVC__(set1)(0.0f);
+    }
+    for (i = 0; i + 16 <= k; i += 16) {
+        KVC__FLAT
+        for (o = 0; o < 4; o++) wv[o] = KVC__(load_w)(w[o] + i * w_size, type);
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) {
+            xv = KVC__(load)(x + r * x_stride + i);
+            KVC__FLAT
+            for (o = 0; o < 4; o++) acc[o][r] = KVC__(fma)(wv[o], xv, acc[o][r]);
+        }
+    }
+    if (i < k) {
+        KVC__FLAT
+        for (o = 0; o < 4; o++) wv[o] = KVC__(load_w_n)(w[o] + i * w_size, type, k - i);
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) {
+            xv = KVC__(load_n)(x + r * x_stride + i, k - i);
+            KVC__FLAT
+            for (o = 0; o < 4; o++) acc[o][r] = KVC__(fma)(wv[o], xv, acc[o][r]);
+        }
+    }
+    KVC__FLAT
+    for (r = 0; r < n_r; r++) {
+        KVC__FLAT
+        for (o = 0; o < 4; o++) y[4 * r + o] = KVC__(sum)(acc[o][r]);
+    }
+}
+
+/* 4 outputs by n_r rows, block weights of a constant type. */
+KVC__FORCE void KVC__(tile_block)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
+    float y[4 * KVC__ROW_TILE], const int type, const uint32_t n_r)
+{
+    const size_t block_size = type == KVC__Q8_0 ? 34 : 18;
+    const uint32_t n_blocks = a->k / 32;
+    KVC__(quad) acc[KVC__ROW_TILE];
+    uint32_t b, o, r;
+    KVC__FLAT
+    for (r = 0; r < n_r; r++) acc[r] = KVC__(quad_zero)();
+    for (b = 0; b < n_blocks; b++) {
+        const unsigned char *p[4];
+        KVC__(bytes) wv[4], xv;
+        KVC__(ints) s[4];
+        KVC__(quad) d;
+        KVC__FLAT
+        for (o = 0; o < 4; o++) {
+            p[o] = w[o] + b * block_size;
+            wv[o] = type == KVC__Q8_0 ? KVC__(load_bytes)(p[o] + 2) : KVC__(load_nibbles)(p[o] + 2);
+        }
+        d = KVC__(scales)(p);
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) {
+            size_t at = (size_t)(row + r) * n_blocks + b;
+            xv = KVC__(load_bytes)(a->xq + (size_t)(row + r) * a->x_stride + 32 * (size_t)b);
+            KVC__FLAT
+            for (o = 0; o < 4; o++)
+                s[o] = type == KVC__Q8_0 ? KVC__(dot_ss)(wv[o], xv) : KVC__(dot_us)(wv[o], xv);
+            acc[r] = KVC__(quad_fma)(KVC__(totals)(s, type == KVC__Q8_0 ? 0 : 8 * a->xsum[at]),
+                KVC__(quad_scale)(d, a->xd[at]), acc[r]);
+        }
+    }
+    KVC__FLAT
+    for (r = 0; r < n_r; r++) KVC__(quad_store)(y + 4 * r, acc[r]);
+}
+
+/* 4 outputs by n_r rows at (row, out); past the last output the last one is computed again. */
+KVC__FORCE void KVC__(tile)(const kvc__mm *a, uint32_t row, uint32_t out, const int type,
+    const uint32_t n_r)
+{
+    const unsigned char *w[4];
+    float y[4 * KVC__ROW_TILE];
+    uint32_t o, r, n_o = a->n_out - out < 4 ? a->n_out - out : 4;
+    for (o = 0; o < 4; o++) w[o] = a->w + (size_t)(out + (o < n_o ? o : n_o - 1)) * a->w_stride;
+    if (type == KVC__Q8_0 || type == KVC__Q4_0)
+        KVC__(tile_block)(w, a, row, y, type, n_r);
+    else
+        KVC__(tile_float)(w, a->x + row * a->x_stride, a->x_stride, a->k, y, type, n_r);
+    for (r = 0; r < n_r; r++)
+        memcpy(a->y + (row + r) * a->y_stride + out, y + 4 * r, n_o * sizeof(float));
+}
+
+KVC__FORCE void KVC__(mm)(const kvc__mm *a, const int type)
+{
+    uint32_t row = 0, out;
+    for (; row + KVC__ROW_TILE <= a->n_rows; row += KVC__ROW_TILE)
+        for (out = 0; out < a->n_out; out += 4) KVC__(tile)(a, row, out, type, KVC__ROW_TILE);
+    for (; row < a->n_rows; row++)
+        for (out = 0; out < a->n_out; out += 4) KVC__(tile)(a, row, out, type, 1);
+}
+
+static void KVC__(mm_f32)(const kvc__mm *a) { KVC__(mm)(a, KVC__F32); }
+static void KVC__(mm_f16)(const kvc__mm *a) { KVC__(mm)(a, KVC__F16); }
+static void KVC__(mm_bf16)(const kvc__mm *a) { KVC__(mm)(a, KVC__BF16); }
+static void KVC__(mm_q8_0)(const kvc__mm *a) { KVC__(mm)(a, KVC__Q8_0); }
+static void KVC__(mm_q4_0)(const kvc__mm *a) { KVC__(mm)(a, KVC__Q4_0); }
+
+/* ---- attention ----
+   softmax(q K^T) V of one row, exact, over pages. Keys of a page lie in tiles [16 positions] by
+   [head_dim]: lane i of a vector is position 16 t + i, and a score is a sum over head_dim by
+   fused multiply-add in that lane. Values lie in rows of v_stride elements: lane i is dimension
+   i, and a sum over positions runs upwards in that lane.
+   Positions are taken in spans of KVC__SPAN, cut at its multiples. A span gives its largest score
+   m, the sum l of exp(score - m) (16 lanes, then the tree) and the weighted sum o of the values;
+   spans are merged upwards with the rescaling of the online softmax (Milakov and Gimelshein 2018;
+   Dao et al., "FlashAttention", 2022). So the result depends on the row's position and on nothing
+   else: not on pages, chunks or who else is computed. */
+
+/* Scores of `n_q` queries (a constant) with the 16 keys of a tile. */
+KVC__FORCE void KVC__(score_tile)(const float *q, uint32_t head_dim, const unsigned char *k,
+    float *score, const int type, const uint32_t n_q)
+{
+    const size_t size = type == KVC__F16 ? 2 : 4;
+    KVC__(vec) acc[4], kv;
+    uint32_t i, h;
+    KVC__FLAT
+    for (h = 0; h < n_q; h++) acc[h] = KVC__(set1)(0.0f);
+    for (i = 0; i < head_dim; i++) {
+        kv = KVC__(load_w)(k + i * 16 * size, type);
+        KVC__FLAT
+        for (h = 0; h < n_q; h++)
+            acc[h] = KVC__(fma)(KVC__(set1)(q[h * head_dim + i]), kv, acc[h]);
+    }
+    KVC__FLAT
+    for (h = 0; h < n_q; h++) KVC__(store)(score + h * KVC__SPAN, acc[h]);
+}
+
+/* Scores of the span's positions from lo to hi; the rest of the touched tiles is set to -infinity.
+   first and n are the span's touched range, in whole tiles. */
+KVC__FORCE void KVC__(scores)(const kvc__attn *a, const float *q, uint32_t span, uint32_t lo,
+    uint32_t hi, uint32_t first, uint32_t n, float *score, const int type, const uint32_t n_q)
+{
+    const size_t tile_size = (size_t)a->head_dim * 16 * (type == KVC__F16 ? 2 : 4);
+    const float none = -kvc__bits_f32(0x7f800000u);
+    uint32_t i, h, p;
+    for (i = first; i < first + n; i += 16) {
+        p = span + i;
+        KVC__(score_tile)(q, a->head_dim, a->pages + a->k_offset +
+            (size_t)a->ring[(p >> a->page_shift) % a->ring_cap] * a->page_bytes +
+            ((p & ((1u << a->page_shift) - 1u)) / 16) * tile_size, score + i, type, n_q);
+    }
+    for (h = 0; h < n_q; h++) {
+        for (i = first; span + i < lo; i++) score[h * KVC__SPAN + i] = none;
+        for (i = hi - span; i < first + n; i++) score[h * KVC__SPAN + i] = none;
+    }
+}
+
+/* score := exp(score - m) over the touched range; gives m and the sum. */
+KVC__FORCE void KVC__(softmax_part)(float *score, uint32_t n, float *m, float *l)
+{
+    KVC__(vec) top = KVC__(load)(score), sum = KVC__(set1)(0.0f), e;
+    uint32_t i;
+    for (i = 16; i < n; i += 16) top = KVC__(max)(KVC__(load)(score + i), top);
+    *m = KVC__(max_lane)(top);
+    top = KVC__(set1)(*m);
+    for (i = 0; i < n; i += 16) {
+        e = KVC__(exp)(KVC__(sub)(KVC__(load)(score + i), top));
+        KVC__(store)(score + i, e);
+        sum = KVC__(add)(sum, e);
+    }
+    *l = KVC__(sum)(sum);
+}
+
+/* Adds the span's weighted values to out: out = out * keep + o * take, 16 dimensions at a time. */
+KVC__FORCE void KVC__(values)(const kvc__attn *a, float *out, uint32_t span, uint32_t lo,
+    uint32_t hi,
+    const float *weight, const float *keep, const float *take, const int type, const uint32_t n_q)
+{
+    const size_t size = type == KVC__F16 ? 2 : 4, row = a->v_stride * size;
+    const uint32_t page = 1u << a->page_shift;
+    uint32_t d, h, p, stop, n;
+    for (d = 0; d < a->head_dim_v; d += 16) {
+        KVC__(vec) acc[4], v;
+        KVC__FLAT
+        for (h = 0; h < n_q; h++) acc[h] = KVC__(set1)(0.0f);
+        for (p = lo; p < hi;) {
+            const unsigned char *at = a->pages + a->v_offset + d * size +
+                (size_t)a->ring[(p >> a->page_shift) % a->ring_cap] * a->page_bytes +
+                (p & (page - 1u)) * row;
+            stop = (p | (page - 1u)) + 1u < hi ? (p | (page - 1u)) + 1u : hi;
+            for (; p < stop; p++, at += row) {
+                v = KVC__(load_w)(at, type);
+                KVC__FLAT
+                for (h = 0; h < n_q; h++)
+                    acc[h] = KVC__(fma)(KVC__(set1)(weight[h * KVC__SPAN + (p - span)]), v, acc[h]);
+            }
+        }
+        n = a->head_dim_v - d < 16 ? a->head_dim_v - d : 16;
+        for (h = 0; h < n_q; h++) {
+            float *o = out + h * a->head_dim_v + d;
+            KVC__(vec) old = KVC__(mul)(KVC__(load_n)(o, n), KVC__(set1)(keep[h]));
+            KVC__(store_n)(o, KVC__(fma)(acc[h], KVC__(set1)(take[h]), old), n);
+        }
+    }
+}
+
+KVC__FORCE float KVC__(exp1)(float x)
+{
+    float t[16];
+    KVC__(store)(t, KVC__(exp)(KVC__(set1)(x)));
+    return t[0];
+}
+
+/* All spans for n_q query heads, a constant from 1 to 4. */
+KVC__FORCE void KVC__(attend)(const kvc__attn *a, const float *q, float *out, const int type_k,
+    const int type_v, const uint32_t n_q)
+{
+    float score[4 * KVC__SPAN], m[4], l[4], m_span, l_span, keep[4], take[4], top;
+    uint32_t span = a->begin - a->begin % KVC__SPAN, h, i, first, n, lo, hi;
+    memset(out, 0, n_q * a->head_dim_v * sizeof(float));
+    for (h = 0; h < n_q; h++) {
+        m[h] = -kvc__bits_f32(0x7f800000u);     /* makes the first span's keep 0 and its take 1 */
+        l[h] = 0.0f;
+    }
+    for (; span < a->end; span += KVC__SPAN) {
+        lo = a->begin > span ? a->begin : span;
+        hi = a->end - span < KVC__SPAN ? a->end : span + KVC__SPAN;
+        first = (lo - span) & ~15u;
+        n = ((hi - span + 15u) & ~15u) - first;
+        KVC__(scores)(a, q, span, lo, hi, first, n, score, type_k, n_q);
+        for (h = 0; h < n_q; h++) {
+            KVC__(softmax_part)(score + h * KVC__SPAN + first, n, &m_span, &l_span);
+            top = m_span > m[h] ? m_span : m[h];
+            keep[h] = KVC__(exp1)(m[h] - top);
+            take[h] = KVC__(exp1)(m_span - top);
+            l[h] = l[h] * keep[h] + l_span * take[h];
+            m[h] = top;
+        }
+        KVC__(values)(a, out, span, lo, hi, score, keep, take, type_v, n_q);
+    }
+    for (h = 0; h < n_q; h++)
+        for (i = 0; i < a->head_dim_v; i++) out[h * a->head_dim_v + i] /= l[h];
+}
+
+KVC__FORCE void KVC__(attend_all)(const kvc__attn *a, const int type_k, const int type_v)
+{
+    uint32_t h = 0;
+    for (; h + 4 <= a->n_q; h += 4)
+        KVC__(attend)(a, a->q + h * a->head_dim, a->out + h * a->head_dim_v, type_k, type_v, 4);
+    for (; h < a->n_q; h++)
+        KVC__(attend)(a, a->q + h * a->head_dim, a->out + h * a->head_dim_v, type_k, type_v, 1);
+}
+
+static void KVC__(attention)(const kvc__attn *a)
+{
+    if (a->type_k == KVC_KV_F16) {
+        if (a->type_v == KVC_KV_F16) KVC__(attend_all)(a, KVC__F16, KVC__F16);
+        else KVC__(attend_all)(a, KVC__F16, KVC__F32);
+    } else {
+        if (a->type_v == KVC_KV_F16) KVC__(attend_all)(a, KVC__F32, KVC__F16);
+        else KVC__(attend_all)(a, KVC__F32, KVC__F32);
+    }
+}
+
+#define KVC__ENTRY(ret, name, args) , KVC__(name)
+static const kvc__kernels KVC__(table) = {
+    (kvc_isa)KVC__PASS, KVC__XSTRING(KVC__ISA) KVC__KERNELS(KVC__ENTRY)
+};
+#undef KVC__ENTRY
+#undef KVC__ROW_TILE
+#undef KVC__FORCE
+#undef KVC__FLAT
+#undef KVC__
+#undef KVC__ISA
+#undef KVC__PASS
+#endif /* KVC__PASS */
+
+/* REVISIONS
+   0.1.0  GGUF, llama and qwen2, paged cache, prefill and decode, tokenizers, sampler
+
+   LICENCE
+   MIT License
+
+   Copyright (c) 2026 the kvc.h authors
+
+   Permission is hereby granted, free of charge, to any person obtaining a copy of this software
+   and associated documentation files (the "Software"), to deal in the Software without
+   restriction, including without limitation the rights to use, copy, modify, merge, publish,
+   distribute, sublicense, and/or sell copies of the Software, and to permit persons to whom the
+   Software is furnished to do so, subject to the following conditions:
+
+   The above copyright notice and this permission notice shall be included in all copies or
+   substantial portions of the Software.
+
+   THE SOFTWARE IS PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING
+   BUT NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND
+   NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM,
+   DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
+   OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE. */
