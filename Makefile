@@ -1,0 +1,103 @@
+# kvc.h is one header: there is no library to build, only examples, the tests and the benchmark.
+#
+#   make            the examples, such as build/generate; needs a C compiler and nothing else
+#   make run        it tells a story (MODEL=file.gguf PROMPT=text)
+#   make deps       what the tests need, on Debian or Ubuntu
+#   make test       all tests, closing with one line: N passed, N failed
+#   make sanitize   the same programs under AddressSanitizer and UBSan (SANITIZERS=thread)
+#   make lint       the header's own rules, and every compiler and switch without a warning
+#   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86
+#   make bench      CSV of speeds (ARGS=--help)
+#   make install    the header and a pkg-config file (PREFIX=/usr/local DESTDIR=)
+#
+# CC, CFLAGS and LDFLAGS are yours. CBLAS=0 builds without OpenBLAS, which is used if pkg-config
+# knows it. BUILD is the folder that everything goes to.
+
+CC       ?= cc
+CFLAGS   ?= -O2
+BUILD    ?= build
+PREFIX   ?= /usr/local
+SHARED   ?= ../shared
+MODEL    ?= $(SHARED)/models/stories260K.gguf
+PROMPT   ?= Once upon a time
+SANITIZERS ?= address,undefined
+CROSS    ?= aarch64-linux-gnu-
+CBLAS    ?= $(shell pkg-config --exists openblas 2>/dev/null && echo 1 || echo 0)
+
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+BASE     := -std=c99 $(WARNINGS) $(CFLAGS)
+LIBS     := -pthread -lm
+TEST_LIBS = $(shell pkg-config --libs cmocka 2>/dev/null || echo -lcmocka)
+JSON_LIBS = $(shell pkg-config --libs libcjson 2>/dev/null || echo -lcjson)
+ifeq ($(CBLAS),1)
+BASE     += -DKVC_USE_CBLAS=1 $(patsubst -I%,-isystem %,$(shell pkg-config --cflags openblas))
+LIBS     += $(shell pkg-config --libs openblas)
+endif
+
+TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
+ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
+EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
+# Everything contains the whole header. The flags file changes when the command line does.
+NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags
+VERSION   = $(shell sed -n 's/^.define KVC_VERSION_STRING "\(.*\)"$$/\1/p' kvc.h)
+
+all: $(EXAMPLES)
+
+$(EXAMPLES): $(BUILD)/%: examples/%.c
+$(BUILD)/bench: bench/bench.c
+$(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c
+$(TESTS) $(BUILD)/bits: EXTRA = $(TEST_LIBS)
+$(ORACLES): EXTRA = $(JSON_LIBS)
+$(TESTS) $(ORACLES): POSIX = -D_DEFAULT_SOURCE
+$(PROGRAMS) $(BUILD)/bench: $(NEEDED)
+	$(CC) $(BASE) $(POSIX) $(LDFLAGS) -o $@ $(filter %.c,$^) $(EXTRA) $(LIBS)
+
+$(BUILD)/flags: FORCE
+	@mkdir -p $(BUILD)
+	@echo '$(CC) $(BASE) $(LDFLAGS) $(LIBS)' | cmp -s - $@ || \
+	    echo '$(CC) $(BASE) $(LDFLAGS) $(LIBS)' > $@
+
+programs: $(PROGRAMS) $(BUILD)/bench
+
+run: $(BUILD)/generate
+	@if [ -f "$(MODEL)" ]; then $(BUILD)/generate -m "$(MODEL)" -p "$(PROMPT)" --stats; \
+	else echo 'no model at $(MODEL): make run MODEL=path/to/model.gguf'; fi
+
+test: $(PROGRAMS)
+	@sh tests/run.sh $(BUILD) $(SHARED) $(CBLAS)
+
+deps:
+	@sh tests/deps.sh
+
+lint:
+	@sh tests/lint.sh $(BUILD)/lint
+	@sh tests/compile/run.sh $(BUILD)/compile
+
+sanitize:
+	+@$(MAKE) --no-print-directory test BUILD=$(BUILD)/sanitize LDFLAGS='$(LDFLAGS)' \
+	    CFLAGS='-O1 -g1 -fsanitize=$(SANITIZERS) -fno-sanitize-recover=all -fno-omit-frame-pointer'
+
+aarch64: $(BUILD)/bits
+	@sh tests/bits.sh $(BUILD) aarch64 qemu-aarch64 $(CROSS)gcc
+
+m32: $(BUILD)/bits
+	@sh tests/bits.sh $(BUILD) m32 qemu-i386 $(CC) -m32 -msse2 -mfpmath=sse
+
+bench: $(BUILD)/bench
+	@$(BUILD)/bench $(ARGS)
+
+install:
+	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/pkgconfig
+	install -m 644 kvc.h $(DESTDIR)$(PREFIX)/include/kvc.h
+	printf '%s\n' 'prefix=$(PREFIX)' 'Name: kvc' 'Version: $(VERSION)' \
+	    'Description: LLM inference over a paged K/V cache in one C header' \
+	    'Cflags: -I$${prefix}/include -pthread' 'Libs: -pthread -lm' \
+	    > $(DESTDIR)$(PREFIX)/share/pkgconfig/kvc.pc
+
+clean:
+	rm -rf $(BUILD)
+
+FORCE:
+.PHONY: all programs run test deps lint sanitize aarch64 m32 bench install clean FORCE
+.DELETE_ON_ERROR:
