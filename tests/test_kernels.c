@@ -1,0 +1,396 @@
+/* The sections >>formats, >>dispatch and >>kernels: each kernel of every instruction set that runs
+   here against the base one, bit for bit, and the base one against the formula in double. Buffers
+   have exactly the size that a kernel may touch. */
+#define _POSIX_C_SOURCE 200809L
+#define KVC_IMPLEMENTATION
+#include "../kvc.h"
+
+#include "testing.h"
+#include "naive.h"
+
+/* The tables that run here, base first. */
+static size_t tables(const kvc__kernels *out[5]) {
+    size_t n = 0;
+    int cap;
+    for (cap = KVC_ISA_BASE; cap <= KVC_ISA_AVX512_VNNI; cap++) {
+        const kvc__kernels *k = kvc__kernels_pick((kvc_isa)cap);
+        if (k->isa == (kvc_isa)cap) out[n++] = k;
+    }
+    assert_int_equal(out[0]->isa, KVC_ISA_BASE);
+    return n;
+}
+
+static float *new_floats(size_t n) {
+    return (float *)gguf_must(malloc(n * sizeof(float) + !n));
+}
+
+/* Uniform in [-reach, reach]. */
+static void fill(float *x, size_t n, float reach, uint64_t *state) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        x[i] = (float)((int32_t)(model_random(state) >> 40) - 8388608) * (reach / 8388608.0f);
+    }
+}
+
+static void check_bits(const float *got, const float *want, size_t n, const char *isa,
+    const char *what, size_t size) {
+    size_t i;
+    for (i = 0; i < n; i++) {
+        if (!memcmp(&got[i], &want[i], sizeof *got)) continue;
+        print_error("%s of %s at size %u: [%u] is %.9g, base has %.9g\n", what, isa, (unsigned)size,
+            (unsigned)i, (double)got[i], (double)want[i]);
+        fail();
+    }
+}
+
+/* ---- matrix products ---- */
+
+static const struct {
+    uint32_t type;
+    const char *name;
+    uint32_t multiple;          /* of which rows are */
+} types[] = {
+    {KVC__F32, "F32", 1}, {KVC__F16, "F16", 1}, {KVC__BF16, "BF16", 1}, {KVC__Q8_0, "Q8_0", 32},
+    {KVC__Q4_0, "Q4_0", 32}
+};
+
+/* A product of every operand, in memory of exactly its size. */
+typedef struct product {
+    kvc__mm mm;
+    unsigned char *w;
+    float *x, *xd, *y;
+    int8_t *xq;
+    int32_t *xsum;
+    naive_tensor tensor;
+} product;
+
+/* Blocks hold any bytes, -128 too; their scales are moderate. */
+static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_rows, uint32_t k,
+    const kvc__kernels *base, uint64_t *state) {
+    size_t row_size = gguf_row_size((int)type, k), i;
+    int quantized = kvc__type(type)->quantized;
+    float *row = new_floats(k);
+    uint32_t r;
+    memset(p, 0, sizeof *p);
+    p->w = (unsigned char *)gguf_must(malloc(n_out * row_size));
+    p->x = new_floats((size_t)n_rows * k);
+    p->y = new_floats((size_t)n_rows * n_out);
+    fill(p->x, (size_t)n_rows * k, 2.0f, state);
+    for (r = 0; r < n_out; r++) {
+        fill(row, k, 1.0f, state);
+        gguf_to_type((int)type, row, k, p->w + r * row_size);
+        for (i = 0; quantized && i < row_size; i++) {
+            if (i % (type == KVC__Q8_0 ? 34 : 18) < 2) continue;
+            p->w[r * row_size + i] = (unsigned char)(model_random(state) >> 56);
+        }
+    }
+    free(row);
+    if (quantized) {
+        p->xq = (int8_t *)gguf_must(malloc((size_t)n_rows * k));
+        p->xd = new_floats((size_t)n_rows * k / 32);
+        p->xsum = (int32_t *)gguf_must(malloc((size_t)n_rows * k / 32 * sizeof(int32_t)));
+        base->quantize(p->x, n_rows * k, p->xq, p->xd, p->xsum);
+    }
+    p->mm.w = p->w;
+    p->mm.w_stride = row_size;
+    p->mm.x = p->x;
+    p->mm.x_stride = k;
+    p->mm.xq = p->xq;
+    p->mm.xd = p->xd;
+    p->mm.xsum = p->xsum;
+    p->mm.y = p->y;
+    p->mm.y_stride = n_out;
+    p->mm.n_out = n_out;
+    p->mm.n_rows = n_rows;
+    p->mm.k = k;
+    p->tensor.type = type;
+    p->tensor.n_in = k;
+    p->tensor.data = p->w;
+}
+
+static void product_close(product *p) {
+    free(p->w);
+    free(p->x);
+    free(p->xd);
+    free(p->y);
+    free(p->xq);
+    free(p->xsum);
+}
+
+/* The sum in double, with the 8-bit activations where the kernel sees those. */
+static void check_product(const product *p, const char *name) {
+    const kvc__mm *a = &p->mm;
+    uint32_t r, o, i;
+    for (r = 0; r < a->n_rows; r++) {
+        for (o = 0; o < a->n_out; o++) {
+            double sum = 0, size = 0, got = (double)a->y[r * a->y_stride + o];
+            for (i = 0; i < a->k; i++) {
+                size_t at = (size_t)r * a->k + i;
+                double x = a->xq ? (double)a->xq[at] * (double)a->xd[at / 32] : (double)a->x[at];
+                double term = x * naive_element(&p->tensor, o, i);
+                sum += term;
+                size += fabs(term);
+            }
+            if (fabs(got - sum) <= 2e-6 * size + 1e-30) continue;
+            print_error("%s, k %u: row %u, output %u is %.9g, not %.9g\n", name, a->k, r, o, got,
+                sum);
+            fail();
+        }
+    }
+}
+
+static void test_products(void **state) {
+    static const uint32_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 48, 96, 100, 160, 172, 257};
+    const kvc__kernels *k[5];
+    size_t n = tables(k), t, s, i;
+    uint64_t random = 1;
+    (void)state;
+    for (t = 0; t < COUNT(types); t++) {
+        for (s = 0; s < COUNT(sizes); s++) {
+            uint32_t shape, unit = types[t].multiple, k_in = (sizes[s] + unit - 1) / unit * unit;
+            for (shape = 0; shape < 25; shape++) {      /* 1 to 11 outputs, 1 to 9 rows */
+                product p;
+                float *want;
+                product_open(&p, types[t].type, 1 + shape % 11, 1 + shape % 9, k_in, k[0], &random);
+                kvc__mm_pick(k[0], types[t].type)(&p.mm);
+                check_product(&p, types[t].name);
+                want = p.y;
+                p.y = p.mm.y = new_floats(p.mm.n_rows * p.mm.n_out);
+                for (i = 1; i < n; i++) {
+                    kvc__mm_pick(k[i], types[t].type)(&p.mm);
+                    check_bits(p.y, want, p.mm.n_rows * p.mm.n_out, k[i]->name, types[t].name,
+                        k_in);
+                }
+                free(want);
+                product_close(&p);
+            }
+        }
+    }
+}
+
+/* ---- rows ---- */
+
+static void test_rms_norm(void **state) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), i, t;
+    uint64_t random = 2;
+    uint32_t n;
+    (void)state;
+    for (n = 1; n < 150; n++) {
+        float *x = new_floats(n), *w = new_floats(n), *want = new_floats(n), *y = new_floats(n);
+        double sum = 0;
+        fill(x, n, 3.0f, &random);
+        fill(w, n, 1.5f, &random);
+        k[0]->rms_norm(want, x, w, n, 1e-5f);
+        for (i = 0; i < n; i++) sum += (double)x[i] * (double)x[i];
+        for (i = 0; i < n; i++) {
+            double exact = (double)x[i] / sqrt(sum / n + 1e-5) * (double)w[i];
+            assert_true(fabs((double)want[i] - exact) <= 1e-6 * fabs(exact));
+        }
+        for (t = 1; t < n_tables; t++) {
+            k[t]->rms_norm(y, x, w, n, 1e-5f);
+            check_bits(y, want, n, k[t]->name, "rms_norm", n);
+        }
+        free(x);
+        free(w);
+        free(want);
+        free(y);
+    }
+}
+
+/* Over the whole range of gates, tails of all lengths. */
+static void test_silu_mul(void **state) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), i, t;
+    uint64_t random = 3;
+    uint32_t n, round;
+    (void)state;
+    for (round = 0; round < 20; round++) {
+        for (n = 1; n < 70; n++) {
+            float *g = new_floats(n), *u = new_floats(n), *want = new_floats(n), *y = new_floats(n);
+            fill(g, n, round % 2 ? 6.0f : 120.0f, &random);
+            fill(u, n, 2.0f, &random);
+            memcpy(want, g, n * sizeof *g);
+            k[0]->silu_mul(want, u, n);
+            for (i = 0; i < n; i++) {
+                double x = (double)g[i], exact = x / (1 + exp(-x)) * (double)u[i];
+                assert_true(fabs((double)want[i] - exact) <= 1e-6 * fabs(exact) + 1e-35);
+            }
+            for (t = 1; t < n_tables; t++) {
+                memcpy(y, g, n * sizeof *g);
+                k[t]->silu_mul(y, u, n);
+                check_bits(y, want, n, k[t]->name, "silu_mul", n);
+            }
+            free(g);
+            free(u);
+            free(want);
+            free(y);
+        }
+    }
+}
+
+/* ---- rounding to 8 bits ---- */
+
+static void check_block(const float *x, const int8_t *q, float d, int32_t sum) {
+    float largest = 0;
+    int32_t total = 0;
+    int i;
+    for (i = 0; i < 32; i++) if (fabsf(x[i]) > largest) largest = fabsf(x[i]);
+    assert_true(fabs((double)d - (double)largest / 127) <= 1e-7 * (double)d);
+    for (i = 0; i < 32; i++) {
+        assert_true(q[i] >= -127);
+        assert_true(fabs((double)x[i] - (double)q[i] * (double)d) <= 0.5001 * (double)d);
+        total += q[i];
+    }
+    assert_int_equal(total, sum);
+}
+
+/* Values that lie on the middle between two steps go to the even one: with 127 the largest, x is
+   its own step. */
+static void check_ties(const kvc__kernels *k) {
+    static const float x[32] = {
+        127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 125.5f, 126.5f, -126.5f
+    };
+    static const int8_t want[10] = {127, 0, 2, 2, 0, -2, -2, 126, 126, -126};
+    int8_t q[32];
+    float d;
+    int32_t sum;
+    k->quantize(x, 32, q, &d, &sum);
+    assert_true(d >= 1.0f && d <= 1.0f);
+    assert_memory_equal(q, want, 10);
+}
+
+/* No number is a finite one here: NaN must stay visible, tiny blocks become zero. */
+static void check_odd_blocks(const kvc__kernels *k) {
+    static const float values[] = {INFINITY, -INFINITY, NAN, 1e-31f, 0.0f, 1e-40f, -0.0f, 1e38f};
+    size_t i;
+    for (i = 0; i < COUNT(values); i++) {
+        float x[32], d;
+        int8_t q[32];
+        int32_t sum, j, at;
+        for (at = 0; at < 32; at += 9) {
+            for (j = 0; j < 32; j++) x[j] = i < 3 ? (float)j : 0.0f;
+            x[at] = values[i];
+            k->quantize(x, 32, q, &d, &sum);
+            if (i < 3) assert_true(isnan(d));
+            else if (i == 7) assert_true(d > 7e35f && q[at] == 127);
+            else assert_true(d >= 0.0f && d <= 0.0f && sum == 0);
+        }
+    }
+}
+
+static void test_quantize(void **state) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), t;
+    uint64_t random = 4;
+    int round;
+    (void)state;
+    for (t = 0; t < n_tables; t++) {
+        check_ties(k[t]);
+        check_odd_blocks(k[t]);
+    }
+    for (round = 0; round < 2000; round++) {
+        float x[96], d[3], want_d[3];
+        int8_t q[96], want_q[96];
+        int32_t sum[3], want_sum[3];
+        int b;
+        fill(x, 96, ldexpf(1.0f, round % 200 - 90), &random);
+        k[0]->quantize(x, 96, want_q, want_d, want_sum);
+        for (b = 0; b < 3; b++) check_block(x + 32 * b, want_q + 32 * b, want_d[b], want_sum[b]);
+        for (t = 1; t < n_tables; t++) {
+            k[t]->quantize(x, 96, q, d, sum);
+            assert_memory_equal(q, want_q, sizeof q);
+            assert_memory_equal(d, want_d, sizeof d);
+            assert_memory_equal(sum, want_sum, sizeof sum);
+        }
+    }
+}
+
+/* ---- formats ---- */
+
+static void test_decode(void **state) {
+    size_t t, i, n;
+    uint64_t random = 5;
+    (void)state;
+    for (t = 0; t < COUNT(types); t++) {
+        for (n = types[t].multiple; n < 200; n += types[t].multiple) {
+            float *x = new_floats(n), *y = new_floats(n);
+            size_t size = gguf_row_size((int)types[t].type, n);
+            unsigned char *row = (unsigned char *)gguf_must(malloc(size));
+            naive_tensor tensor = {0, 0, 0, NULL};
+            fill(x, n, 2.0f, &random);
+            gguf_to_type((int)types[t].type, x, n, row);
+            kvc__decode_row(y, row, types[t].type, n);
+            tensor.type = types[t].type;
+            tensor.n_in = n;
+            tensor.data = row;
+            for (i = 0; i < n; i++)     /* a product of 11 by 8 bits is exact */
+                assert_true(fabs((double)y[i] - naive_element(&tensor, 0, i)) <= 0);
+            free(x);
+            free(y);
+            free(row);
+        }
+    }
+}
+
+/* Sizes of the storage formats, from the layouts of their blocks. */
+static void test_types(void **state) {
+    static const struct {
+        uint32_t type, block, size;
+        const char *name;
+    } rows[] = {
+        {0, 1, 4, "F32"}, {1, 1, 2, "F16"}, {2, 32, 2 + 16, "Q4_0"}, {3, 32, 4 + 16, "Q4_1"},
+        {6, 32, 2 + 4 + 16, "Q5_0"}, {7, 32, 4 + 4 + 16, "Q5_1"}, {8, 32, 2 + 32, "Q8_0"},
+        {10, 256, 16 + 64 + 4, "Q2_K"}, {11, 256, 32 + 64 + 12 + 2, "Q3_K"},
+        {12, 256, 4 + 12 + 128, "Q4_K"}, {13, 256, 4 + 12 + 32 + 128, "Q5_K"},
+        {14, 256, 128 + 64 + 16 + 2, "Q6_K"}, {24, 1, 1, "I8"}, {25, 1, 2, "I16"},
+        {26, 1, 4, "I32"}, {27, 1, 8, "I64"}, {28, 1, 8, "F64"}, {30, 1, 2, "BF16"},
+        {39, 32, 1 + 16, "MXFP4"}
+    };
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(rows); i++) {
+        const kvc__type_info *t = kvc__type(rows[i].type);
+        assert_non_null(t);
+        assert_int_equal(t->block, rows[i].block);
+        assert_int_equal(t->block_size, rows[i].size);
+        assert_string_equal(t->name, rows[i].name);
+    }
+    assert_null(kvc__type(4));
+    assert_null(kvc__type(5));
+    assert_null(kvc__type(1000));
+    assert_null(kvc__type(UINT32_MAX));
+}
+
+/* ---- choosing ---- */
+
+static void test_pick(void **state) {
+    const kvc__kernels *best = kvc__kernels_pick(KVC_ISA_BEST);
+    const kvc__kernels *k[5];
+    size_t n = tables(k), i;
+    int cap;
+    (void)state;
+    assert_ptr_equal(best, k[n - 1]);
+    for (i = 0; i < n; i++) print_message("%s\n", k[i]->name);
+    for (cap = KVC_ISA_BASE; cap <= KVC_ISA_AVX512_VNNI; cap++) {
+        const kvc__kernels *got = kvc__kernels_pick((kvc_isa)cap);
+        assert_true(got->isa <= (kvc_isa)cap);
+        for (i = 0; i < n; i++) if (k[i]->isa <= (kvc_isa)cap) best = k[i];
+        assert_ptr_equal(got, best);
+        assert_non_null(kvc__mm_pick(got, KVC__F32));
+        assert_null(kvc__mm_pick(got, 99));
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_products),
+        cmocka_unit_test(test_rms_norm),
+        cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_quantize),
+        cmocka_unit_test(test_decode),
+        cmocka_unit_test(test_types),
+        cmocka_unit_test(test_pick)
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
