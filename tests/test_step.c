@@ -369,7 +369,8 @@ static void interleave(setting *s) {
     kvc_cache_free(cache);
 }
 
-/* A fork goes another way; both the origin and the fork give what each text gives alone. */
+/* A fork goes another way, in turns with its origin; both give what each text gives alone. The
+   origin ends first, and the fork takes over its text. */
 static void fork_at(setting *s, size_t at) {
     kvc_cache *cache = new_cache(&s->rig, N, 2, 16, s->kv);
     kvc_ctx *ctx = new_ctx(&s->rig, 32, 1, KVC_ISA_BEST);
@@ -377,16 +378,19 @@ static void fork_at(setting *s, size_t at) {
     kvc_token text[N];
     float *cold;
     const float *logits;
+    size_t i, n;
     memcpy(text, s->text, sizeof text);
     random_tokens(text + at, N - at, (uint32_t)s->n_vocab, 31 + at);
     cold = cold_run(&s->rig, text, N, s->kv);
     prefill_and_compare(s, ctx, seq, 0, at);
     OK(kvc_seq_fork(&fork, seq, &last));
     assert_int_equal(kvc_seq_length(fork), at);
-    OK(kvc_prefill(ctx, fork, text + at, N - at, &logits, &last));
-    SAME(logits, cold + (N - 1) * s->n_vocab, 1, s->n_vocab, s->name);
-    decode_and_compare(s, ctx, seq, at, at + 1);
-    if (at + 1 < N) prefill_and_compare(s, ctx, seq, at + 1, N);
+    for (i = at; i < N; i += n) {
+        n = N - i < 3 ? N - i : 3;
+        OK(kvc_prefill(ctx, fork, text + i, n, &logits, &last));
+        SAME(logits, cold + (i + n - 1) * s->n_vocab, 1, s->n_vocab, s->name);
+        prefill_and_compare(s, ctx, seq, i, i + n);
+    }
     OK(kvc_seq_rollback(fork, (uint32_t)at));
     kvc_seq_close(seq);
     prefill_and_compare(s, ctx, fork, at, N);
@@ -430,6 +434,13 @@ static void check_story(setting *s, const story *t) {
     free(cold);
 }
 
+static void close_story(setting *s, story *t) {
+    if (!t->seq) return;
+    check_story(s, t);
+    kvc_seq_close(t->seq);
+    t->seq = NULL;
+}
+
 static void extend_story(setting *s, story *t, kvc_ctx *ctx, uint64_t *state) {
     size_t n = 1 + (size_t)(model_random(state) % 24), i, rows[N_CTX], n_rows = 0;
     const float *logits;
@@ -459,11 +470,10 @@ static void random_action(setting *s, story *stories, kvc_cache *cache, kvc_ctx 
         t->seq = new_seq(cache);
         t->n = 0;
     } else if (action == 0) {
-        check_story(s, t);
-        kvc_seq_close(t->seq);
-        t->seq = NULL;
-    } else if (action == 1 && !u->seq) {
+        close_story(s, t);
+    } else if (action == 1 && u != t) {
         kvc_seq *seq;
+        close_story(s, u);
         OK(kvc_seq_fork(&seq, t->seq, &last));
         *u = *t;
         u->seq = seq;
@@ -488,11 +498,8 @@ static void schedule(setting *s) {
     ctx[1] = new_ctx(&s->rig, 7, 3, KVC_ISA_BEST);
     ctx[2] = new_ctx(&s->rig, 64, 2, KVC_ISA_AVX2);
     ctx[3] = new_ctx(&s->rig, 0, 1, KVC_ISA_BASE);
-    for (i = 0; i < 120; i++) random_action(s, stories, cache, ctx, COUNT(ctx), &state);
-    for (i = 0; i < N_STORIES; i++) {
-        if (stories[i].seq) check_story(s, &stories[i]);
-        kvc_seq_close(stories[i].seq);
-    }
+    for (i = 0; i < 250; i++) random_action(s, stories, cache, ctx, COUNT(ctx), &state);
+    for (i = 0; i < N_STORIES; i++) close_story(s, &stories[i]);
     kvc_cache_query(cache, &info);
     assert_int_equal(info.pages_free, info.pages_total);
     for (i = 0; i < COUNT(ctx); i++) kvc_ctx_free(ctx[i]);

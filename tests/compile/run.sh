@@ -87,7 +87,7 @@ all()
 }
 
 all gcc g++ > "$scratch/gcc.txt" 2>&1 &
-all clang clang++ > "$scratch/clang.txt" 2>&1
+all clang clang++ > "$scratch/clang.txt" 2>&1 &
 wait
 for name in gcc clang; do
     sed '$d' "$scratch/$name.txt"
