@@ -7599,7 +7599,7 @@ KVC__FORCE void KVC__(score_tile)(const float *q, uint32_t head_dim, const unsig
 
 /* Scores of the span's positions from lo to hi; the rest of the touched tiles is set to -infinity.
    first and n are the span's touched range, in whole tiles. */
-KVC__FORCE void KVC__(scores)(const kvc__attn *a, const float *q, uint32_t span, uint32_t lo,
+KVC__FORCE void KVC__(scores_n)(const kvc__attn *a, const float *q, uint32_t span, uint32_t lo,
     uint32_t hi, uint32_t first, uint32_t n, float *score, const int type, const uint32_t n_q)
 {
     const size_t tile_size = (size_t)a->head_dim * 16 * (type == KVC__F16 ? 2 : 4);
@@ -7615,6 +7615,23 @@ KVC__FORCE void KVC__(scores)(const kvc__attn *a, const float *q, uint32_t span,
         for (i = first; span + i < lo; i++) score[h * KVC__SPAN + i] = none;
         for (i = hi - span; i < first + n; i++) score[h * KVC__SPAN + i] = none;
     }
+}
+
+/* The same for n_q from 1 to 4: chooses the copy for the type and the number of queries. */
+static void KVC__(scores)(const kvc__attn *a, const float *q, uint32_t span, uint32_t lo,
+    uint32_t hi, uint32_t first, uint32_t n, float *score, uint32_t n_q)
+{
+#define KVC__CASE(i) \
+    case i: KVC__(scores_n)(a, q, span, lo, hi, first, n, score, KVC__F32, i); break; \
+    case i + 4: KVC__(scores_n)(a, q, span, lo, hi, first, n, score, KVC__F16, i); break;
+    switch (n_q + (a->type_k == KVC_KV_F16 ? 4u : 0u)) {
+    KVC__CASE(1)
+    KVC__CASE(2)
+    KVC__CASE(3)
+    KVC__CASE(4)
+    default: break;
+    }
+#undef KVC__CASE
 }
 
 /* score := exp(score - m) over the touched range; gives m and the sum. */
@@ -7634,7 +7651,7 @@ KVC__FORCE void KVC__(softmax_part)(float *score, uint32_t n, float *m, float *l
 }
 
 /* Adds the span's weighted values to out: out = out * keep + o * take, 16 dimensions at a time. */
-KVC__FORCE void KVC__(values)(const kvc__attn *a, float *out, uint32_t span, uint32_t lo,
+KVC__FORCE void KVC__(values_n)(const kvc__attn *a, float *out, uint32_t span, uint32_t lo,
     uint32_t hi,
     const float *weight, const float *keep, const float *take, const int type, const uint32_t n_q)
 {
@@ -7666,6 +7683,23 @@ KVC__FORCE void KVC__(values)(const kvc__attn *a, float *out, uint32_t span, uin
     }
 }
 
+/* The same for n_q from 1 to 4: chooses the copy for the type and the number of queries. */
+static void KVC__(values)(const kvc__attn *a, float *out, uint32_t span, uint32_t lo, uint32_t hi,
+    const float *weight, const float *keep, const float *take, uint32_t n_q)
+{
+#define KVC__CASE(i) \
+    case i: KVC__(values_n)(a, out, span, lo, hi, weight, keep, take, KVC__F32, i); break; \
+    case i + 4: KVC__(values_n)(a, out, span, lo, hi, weight, keep, take, KVC__F16, i); break;
+    switch (n_q + (a->type_v == KVC_KV_F16 ? 4u : 0u)) {
+    KVC__CASE(1)
+    KVC__CASE(2)
+    KVC__CASE(3)
+    KVC__CASE(4)
+    default: break;
+    }
+#undef KVC__CASE
+}
+
 KVC__FORCE float KVC__(exp1)(float x)
 {
     float t[16];
@@ -7673,9 +7707,8 @@ KVC__FORCE float KVC__(exp1)(float x)
     return t[0];
 }
 
-/* All spans for n_q query heads, a constant from 1 to 4. */
-KVC__FORCE void KVC__(attend)(const kvc__attn *a, const float *q, float *out, const int type_k,
-    const int type_v, const uint32_t n_q)
+/* All spans for n_q query heads, 1 to 4. */
+static void KVC__(attend)(const kvc__attn *a, const float *q, float *out, uint32_t n_q)
 {
     float score[4 * KVC__SPAN], m[4], l[4], m_span, l_span, keep[4], take[4], top;
     uint32_t span = a->begin - a->begin % KVC__SPAN, h, i, first, n, lo, hi;
@@ -7689,7 +7722,7 @@ KVC__FORCE void KVC__(attend)(const kvc__attn *a, const float *q, float *out, co
         hi = a->end - span < KVC__SPAN ? a->end : span + KVC__SPAN;
         first = (lo - span) & ~15u;
         n = ((hi - span + 15u) & ~15u) - first;
-        KVC__(scores)(a, q, span, lo, hi, first, n, score, type_k, n_q);
+        KVC__(scores)(a, q, span, lo, hi, first, n, score, n_q);
         for (h = 0; h < n_q; h++) {
             KVC__(softmax_part)(score + h * KVC__SPAN + first, n, &m_span, &l_span);
             top = m_span > m[h] ? m_span : m[h];
@@ -7698,29 +7731,18 @@ KVC__FORCE void KVC__(attend)(const kvc__attn *a, const float *q, float *out, co
             l[h] = l[h] * keep[h] + l_span * take[h];
             m[h] = top;
         }
-        KVC__(values)(a, out, span, lo, hi, score, keep, take, type_v, n_q);
+        KVC__(values)(a, out, span, lo, hi, score, keep, take, n_q);
     }
     for (h = 0; h < n_q; h++)
         for (i = 0; i < a->head_dim_v; i++) out[h * a->head_dim_v + i] /= l[h];
 }
 
-KVC__FORCE void KVC__(attend_all)(const kvc__attn *a, const int type_k, const int type_v)
-{
-    uint32_t h = 0;
-    for (; h + 4 <= a->n_q; h += 4)
-        KVC__(attend)(a, a->q + h * a->head_dim, a->out + h * a->head_dim_v, type_k, type_v, 4);
-    for (; h < a->n_q; h++)
-        KVC__(attend)(a, a->q + h * a->head_dim, a->out + h * a->head_dim_v, type_k, type_v, 1);
-}
-
 static void KVC__(attention)(const kvc__attn *a)
 {
-    if (a->type_k == KVC_KV_F16) {
-        if (a->type_v == KVC_KV_F16) KVC__(attend_all)(a, KVC__F16, KVC__F16);
-        else KVC__(attend_all)(a, KVC__F16, KVC__F32);
-    } else {
-        if (a->type_v == KVC_KV_F16) KVC__(attend_all)(a, KVC__F32, KVC__F16);
-        else KVC__(attend_all)(a, KVC__F32, KVC__F32);
+    uint32_t h, n;
+    for (h = 0; h < a->n_q; h += n) {
+        n = a->n_q - h < 4 ? a->n_q - h : 4;
+        KVC__(attend)(a, a->q + h * a->head_dim, a->out + h * a->head_dim_v, n);
     }
 }
 
