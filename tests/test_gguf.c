@@ -705,7 +705,7 @@ static void write_metas(gguf_writer *w) {
     static const float floats[3] = {1.5f, -2.0f, 0.25f};
     static const unsigned char bytes[4] = {1, 2, 254, 255}, flags[2] = {1, 0};
     static const uint64_t wide[2] = {UINT64_MAX, 1};
-    static const char *const texts[4] = {"", "a", "two words", "\xE2\x96\x81" "e"};
+    static const char *const texts[4] = {"", "a", "two words", "\xE2\x96\x81x"};
     gguf_meta_number(w, "t.u8", GGUF_VALUE_U8, 200);
     gguf_meta_number(w, "t.i8", GGUF_VALUE_I8, -100);
     gguf_meta_number(w, "t.u16", GGUF_VALUE_U16, 60000);
@@ -761,7 +761,7 @@ static void check_items(const kvc_model *model, const char *key, kvc_meta_type t
 }
 
 static void check_texts(const kvc_model *model) {
-    static const char *const texts[4] = {"", "a", "two words", "\xE2\x96\x81" "e"};
+    static const char *const texts[4] = {"", "a", "two words", "\xE2\x96\x81x"};
     kvc_meta m, item;
     double got = 7;
     size_t i;

@@ -274,6 +274,34 @@ static void test_no_memory(void **state) {
     rig_close(&r);
 }
 
+/* "ererer...": the vocabulary has "er" and "re", so no place in it is safe to cut. */
+static void test_tokenize_work(void **state) {
+    enum { SIZE = 6000 };
+    char *text = (char *)gguf_must(malloc(SIZE));
+    kvc_token *tokens[2];
+    kvc_memory work;
+    size_t i, n[2], calls;
+    rig r;
+    (void)state;
+    rig_open(&r, &small);
+    for (i = 0; i < SIZE; i++) text[i] = "er"[i % 2];
+    for (i = 0; i < 2; i++) tokens[i] = (kvc_token *)gguf_must(calloc(SIZE + 1, sizeof(kvc_token)));
+    work.size = kvc_tokenize_work_size(r.model, SIZE);
+    work.ptr = gguf_must(malloc(work.size));
+    calls = r.mem.n_allocs;
+    OK(kvc_tokenize(r.model, text, SIZE, 0, tokens[0], SIZE + 1, &n[0], &work, &last));
+    assert_int_equal(r.mem.n_allocs, calls);
+    OK(kvc_tokenize(r.model, text, SIZE, 0, tokens[1], SIZE + 1, &n[1], NULL, &last));
+    assert_int_equal(r.mem.n_allocs, calls + 1);        /* one alloc and free, as the API says */
+    assert_int_equal(n[0], n[1]);
+    assert_memory_equal(tokens[0], tokens[1], n[0] * sizeof(kvc_token));
+    free(work.ptr);
+    free(tokens[0]);
+    free(tokens[1]);
+    free(text);
+    rig_close(&r);
+}
+
 /* From the first token to the last no call of the allocator, whatever is done. */
 static void test_steps_allocate_nothing(void **state) {
     static const char text[] = "the rain in _the_ <s> \xE2\x96\x81 \xf0\x9f\x98\x80 and 1234";
@@ -902,6 +930,7 @@ int main(void) {
         cmocka_unit_test(test_sampler_size),
         cmocka_unit_test(test_own_memory),
         cmocka_unit_test(test_no_memory),
+        cmocka_unit_test(test_tokenize_work),
         cmocka_unit_test(test_steps_allocate_nothing),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_page_counts),
