@@ -1,13 +1,14 @@
 # kvc.h is one header: there is no library to build, only examples, the tests and the benchmark.
 #
 #   make            the examples, such as build/generate; needs a C compiler and nothing else
-#   make run        it tells a story (MODEL=file.gguf PROMPT=text)
+#   make run        a character answers questions from its description
 #   make deps       what the tests need, on Debian or Ubuntu
 #   make test       all tests, closing with one line: N passed, N failed
 #   make sanitize   the same programs under AddressSanitizer and UBSan (SANITIZERS=thread)
 #   make lint       the header's own rules, and every compiler and switch without a warning
 #   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86
 #   make bench      CSV of speeds (ARGS=--help)
+#   make train      trains that character's model anew, an hour on two cores
 #   make install    the header and a pkg-config file (PREFIX=/usr/local DESTDIR=)
 #
 # CC, CFLAGS and LDFLAGS are yours. CBLAS=0 builds without OpenBLAS, which is used if pkg-config
@@ -18,8 +19,7 @@ CFLAGS   ?= -O2
 BUILD    ?= build
 PREFIX   ?= /usr/local
 SHARED   ?= ../shared
-MODEL    ?= $(SHARED)/models/stories260K.gguf
-PROMPT   ?= Once upon a time
+MODEL    ?= examples/models/tavern-f16.gguf
 SANITIZERS ?= address,undefined
 CROSS    ?= aarch64-linux-gnu-
 CBLAS    ?= $(shell pkg-config --exists openblas 2>/dev/null && echo 1 || echo 0)
@@ -61,8 +61,10 @@ $(BUILD)/flags: FORCE
 programs: $(PROGRAMS) $(BUILD)/bench
 
 run: $(BUILD)/generate
-	@if [ -f "$(MODEL)" ]; then $(BUILD)/generate -m "$(MODEL)" -p "$(PROMPT)" --stats; \
-	else echo 'no model at $(MODEL): make run MODEL=path/to/model.gguf'; fi
+	@sh examples/models/run.sh $(BUILD)/generate $(MODEL)
+
+train:
+	@sh examples/train/run.sh $(BUILD)/train
 
 test: $(PROGRAMS)
 	@sh tests/run.sh $(BUILD) $(SHARED) $(CBLAS)
@@ -99,5 +101,5 @@ clean:
 	rm -rf $(BUILD)
 
 FORCE:
-.PHONY: all programs run test deps lint sanitize aarch64 m32 bench install clean FORCE
+.PHONY: all programs run train test deps lint sanitize aarch64 m32 bench install clean FORCE
 .DELETE_ON_ERROR:

@@ -20,7 +20,7 @@ typedef struct options {
     const char *model, *prompt, *file, *isa, *gemm;
     uint64_t n, top_k, seed, threads, ctx;
     float temp, top_p, min_p, repeat_penalty;
-    int stats, no_cache, help;
+    int stats, no_cache, special, no_echo, help;
 } options;
 
 typedef enum option_kind { FLAG, TEXT, COUNT, REAL } option_kind;
@@ -50,6 +50,8 @@ static const option_row rows[] = {
     {"--ctx", "N", "tokens the cache holds (0: the model's)", COUNT, AT(ctx), UINT32_MAX},
     {"--stats", "", "print speed and memory to standard error", FLAG, AT(stats), 0},
     {"--no-cache", "", "compute the whole text anew for each token", FLAG, AT(no_cache), 0},
+    {"--special", "", "control tokens written out in the prompt count", FLAG, AT(special), 0},
+    {"--no-echo", "", "do not print the prompt", FLAG, AT(no_echo), 0},
     {"--help", "", "print this", FLAG, AT(help), 0},
 };
 enum { N_ROWS = sizeof rows / sizeof rows[0] };
@@ -218,7 +220,7 @@ static char *read_file(const char *path, size_t *size)
 /* Fills r->tokens with the prompt, with room for all that may follow. */
 static int read_tokens(run *r, const char *text, size_t size)
 {
-    unsigned flags = KVC_TEXT_SPECIAL_ADD;
+    unsigned flags = KVC_TEXT_SPECIAL_ADD | (r->o.special ? KVC_TEXT_SPECIAL_PARSE : 0u);
     size_t n = 0, cap = kvc_seq_capacity(r->seq);
     kvc_error err;
     kvc_result result = kvc_tokenize(r->model, text, size, flags, NULL, 0, &n, NULL, &err);
@@ -322,7 +324,7 @@ static int generate(run *r)
     kvc_error err;
     if (!prefill(r, r->n_tokens > CHUNK && isatty(STDERR_FILENO), &logits)) return 0;
     r->prefill_time = now() - start;
-    for (size_t i = 0; i < r->n_prompt; i++) {
+    for (size_t i = 0; i < r->n_prompt && !r->o.no_echo; i++) {
         if (!print_token(r, r->tokens[i])) return 0;
     }
     for (uint64_t i = 0; i < r->o.n; i++) {
