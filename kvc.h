@@ -870,6 +870,18 @@ static void kvc__cpu_relax(void)
 }
 #endif
 
+/* A hint that the cache line at p will be read; any address is allowed. */
+KVC__INLINE void kvc__prefetch(const void *p)
+{
+#if defined(__GNUC__)
+    __builtin_prefetch(p);
+#elif KVC__SIMD_X86
+    _mm_prefetch((const char *)p, _MM_HINT_T0);
+#else
+    (void)p;
+#endif
+}
+
 /* The floating-point mode of the calling thread. Hosts set flush-to-zero or other roundings;
    kernels run in the standard mode, or bits would depend on the thread that ran them, and the
    host's mode is put back afterwards. */
@@ -7173,6 +7185,14 @@ KVC__FORCE float KVC__(max_lane)(KVC__(vec) a)
 }
 #endif
 
+/* Asks for the cache line `ahead` bytes after p, which may lie past the end of everything. A decode
+   reads four rows at once and each row briefly: too short for the processor to see where it leads,
+   so a tile asks for the rows of the next one. */
+KVC__FORCE void KVC__(prefetch)(const unsigned char *p, size_t ahead)
+{
+    kvc__prefetch((const void *)((uintptr_t)p + ahead));
+}
+
 /* The first n <= 16 lanes; the others are zero. */
 KVC__FORCE KVC__(vec) KVC__(load_n)(const float *p, uint32_t n)
 {
@@ -7462,10 +7482,10 @@ static void KVC__(quantize)(const float *x, uint32_t n, int8_t *q, float *d, int
 /* ---- matrix products ---- */
 
 /* 4 outputs by n_r rows (a constant), float weights of a constant type. */
-KVC__FORCE void KVC__(tile_float)(const unsigned char *const w[4], const float *x, size_t x_stride,
-    uint32_t k, float y[4 * KVC__ROW_TILE], const int type, const uint32_t n_r)
+KVC__FORCE void KVC__(tile_float)(const unsigned char *const w[4], size_t w_stride, const float *x,
+    size_t x_stride, uint32_t k, float y[4 * KVC__ROW_TILE], const int type, const uint32_t n_r)
 {
-    const size_t w_size = type == KVC__F32 ? 4 : 2;
+    const size_t w_size = type == KVC__F32 ? 4 : 2, ahead = 4 * w_stride;
     KVC__(vec) acc[4][KVC__ROW_TILE], wv[4], xv;
     uint32_t i, o, r;
     KVC__FLAT
@@ -7475,7 +7495,10 @@ KVC__FORCE void KVC__(tile_float)(const unsigned char *const w[4], const float *
     }
     for (i = 0; i + 16 <= k; i += 16) {
         KVC__FLAT
-        for (o = 0; o < 4; o++) wv[o] = KVC__(load_w)(w[o] + i * w_size, type);
+        for (o = 0; o < 4; o++) {
+            wv[o] = KVC__(load_w)(w[o] + i * w_size, type);
+            if (n_r == 1) KVC__(prefetch)(w[o] + i * w_size, ahead);
+        }
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
             xv = KVC__(load)(x + r * x_stride + i);
@@ -7504,7 +7527,7 @@ KVC__FORCE void KVC__(tile_float)(const unsigned char *const w[4], const float *
 KVC__FORCE void KVC__(tile_block)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
     float y[4 * KVC__ROW_TILE], const int type, const uint32_t n_r)
 {
-    const size_t block_size = type == KVC__Q8_0 ? 34 : 18;
+    const size_t block_size = type == KVC__Q8_0 ? 34 : 18, ahead = 4 * a->w_stride;
     const uint32_t n_blocks = a->k / 32;
     KVC__(quad) acc[KVC__ROW_TILE];
     uint32_t b, o, r;
@@ -7519,6 +7542,7 @@ KVC__FORCE void KVC__(tile_block)(const unsigned char *const w[4], const kvc__mm
         for (o = 0; o < 4; o++) {
             p[o] = w[o] + b * block_size;
             wv[o] = type == KVC__Q8_0 ? KVC__(load_bytes)(p[o] + 2) : KVC__(load_nibbles)(p[o] + 2);
+            if (n_r == 1) KVC__(prefetch)(p[o], ahead);
         }
         d = KVC__(scales)(p);
         KVC__FLAT
@@ -7547,7 +7571,8 @@ KVC__FORCE void KVC__(tile)(const kvc__mm *a, uint32_t row, uint32_t out, const 
     if (type == KVC__Q8_0 || type == KVC__Q4_0)
         KVC__(tile_block)(w, a, row, y, type, n_r);
     else
-        KVC__(tile_float)(w, a->x + row * a->x_stride, a->x_stride, a->k, y, type, n_r);
+        KVC__(tile_float)(w, a->w_stride, a->x + row * a->x_stride, a->x_stride, a->k, y, type,
+            n_r);
     for (r = 0; r < n_r; r++)
         memcpy(a->y + (row + r) * a->y_stride + out, y + 4 * r, n_o * sizeof(float));
 }
