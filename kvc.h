@@ -10,7 +10,8 @@
    QUICK START
    Opens a model, reads a prompt in one prefill, then writes a hundred tokens, one decode each. A
    zeroed desc means the defaults: one thread, the best kernels, a cache for the model's context,
-   the likeliest token. In C++ zero the descs and set their fields one by one.
+   the likeliest token. When a call fails, err says where and why. In C++ zero the descs and set
+   their fields one by one.
 
        #define KVC_IMPLEMENTATION
        #include "kvc.h"
@@ -29,7 +30,7 @@
                kvc_tokenize(model, "Once upon a time", 16, KVC_TEXT_SPECIAL_ADD, prompt, 64, &n,
                    NULL, &err) ||
                kvc_prefill(ctx, seq, prompt, n, &logits, &err))
-               return printf("%s: %s\n", err.where, err.message), 1;
+               return 1;
            for (i = 0; i < 100; i++) {
                if (kvc_sampler_sample(sampler, logits, &token, &err)) break;
                if (kvc_token_is_end(model, token)) break;
