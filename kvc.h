@@ -5375,7 +5375,7 @@ static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, float *dst)
     op->dst[op->n_mats++] = dst;
 }
 
-/* x += W att, with att in 8 bits first where W needs it */
+/* x += W src */
 static void kvc__plan_residual(kvc__plan *p, uint32_t layer, const kvc__matrix *m, const float *src)
 {
     kvc__plan_matrix(p, layer, m, src, p->s.x)->add_to_x = 1;
@@ -7678,8 +7678,8 @@ KVC__FORCE void KVC__(softmax_part)(float *score, uint32_t n, float *m, float *l
 
 /* Adds the span's weighted values to out: out = out * keep + o * take, 16 dimensions at a time. */
 KVC__FORCE void KVC__(values_n)(const kvc__attn *a, float *out, uint32_t span, uint32_t lo,
-    uint32_t hi,
-    const float *weight, const float *keep, const float *take, const int type, const uint32_t n_q)
+    uint32_t hi, const float *weight, const float *keep, const float *take, const int type,
+    const uint32_t n_q)
 {
     const size_t size = type == KVC__F16 ? 2 : 4, row = a->v_stride * size;
     const uint32_t page = 1u << a->page_shift;

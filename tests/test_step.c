@@ -114,11 +114,12 @@ static void whole_text(setting *s, uint32_t n_batch, uint32_t n_threads, kvc_isa
 
 /* ---- cutting a prompt ---- */
 
-static void split_everywhere(setting *s) {
+/* In two, at every step-th place. */
+static void split(setting *s, kvc_isa isa, size_t step) {
     kvc_cache *cache = new_cache(&s->rig, N, 1, 0, s->kv);
-    kvc_ctx *ctx = new_ctx(&s->rig, 0, 1, KVC_ISA_BEST);
+    kvc_ctx *ctx = new_ctx(&s->rig, 0, 1, isa);
     size_t cut;
-    for (cut = 1; cut < N; cut++) {
+    for (cut = 1; cut < N; cut += step) {
         kvc_seq *seq = new_seq(cache);
         prefill_and_compare(s, ctx, seq, 0, cut);
         prefill_and_compare(s, ctx, seq, cut, N);
@@ -128,18 +129,12 @@ static void split_everywhere(setting *s) {
     kvc_cache_free(cache);
 }
 
+static void split_everywhere(setting *s) {
+    split(s, KVC_ISA_BEST, 1);
+}
+
 static void split_base(setting *s) {
-    kvc_cache *cache = new_cache(&s->rig, N, 1, 0, s->kv);
-    kvc_ctx *ctx = new_ctx(&s->rig, 0, 1, KVC_ISA_BASE);
-    size_t cut;
-    for (cut = 1; cut < N; cut += 11) {
-        kvc_seq *seq = new_seq(cache);
-        prefill_and_compare(s, ctx, seq, 0, cut);
-        prefill_and_compare(s, ctx, seq, cut, N);
-        kvc_seq_close(seq);
-    }
-    kvc_ctx_free(ctx);
-    kvc_cache_free(cache);
+    split(s, KVC_ISA_BASE, 11);
 }
 
 /* Equal pieces of every size up to 17, and the same cuts made by n_batch. */
