@@ -54,11 +54,11 @@ static const struct {
     {KVC__Q4_0, "Q4_0", 32}
 };
 
-/* A product of every operand, in memory of exactly its size. */
+/* A product of every operand, in memory of exactly the size that a kernel may touch. */
 typedef struct product {
     kvc__mm mm;
-    unsigned char *w;
-    float *x, *xd, *y;
+    unsigned char *w, *packed;
+    float *x, *xd, *y, *lanes;
     int8_t *xq;
     int32_t *xsum;
     naive_tensor tensor;
@@ -74,7 +74,9 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     memset(p, 0, sizeof *p);
     p->w = (unsigned char *)gguf_must(malloc(n_out * row_size));
     p->x = new_floats((size_t)n_rows * k);
-    p->y = new_floats((size_t)n_rows * n_out);
+    p->mm.y_stride = (n_out + 15) / 16 * 16;
+    p->y = new_floats(n_rows * p->mm.y_stride);
+    p->lanes = new_floats(KVC__LANE_FLOATS);
     fill(p->x, (size_t)n_rows * k, 2.0f, state);
     for (r = 0; r < n_out; r++) {
         fill(row, k, 1.0f, state);
@@ -90,6 +92,10 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
         p->xd = new_floats((size_t)n_rows * k / 32);
         p->xsum = (int32_t *)gguf_must(malloc((size_t)n_rows * k / 32 * sizeof(int32_t)));
         base->quantize(p->x, n_rows * k, p->xq, p->xd, p->xsum);
+        p->packed = (unsigned char *)gguf_must(malloc(p->mm.y_stride * row_size));
+        for (r = 0; r < n_out; r += 16)
+            kvc__pack_group(p->packed + r * row_size, p->w + r * row_size,
+                n_out - r < 16 ? n_out - r : 16, row_size, type);
     }
     p->mm.w = p->w;
     p->mm.w_stride = row_size;
@@ -99,7 +105,7 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     p->mm.xd = p->xd;
     p->mm.xsum = p->xsum;
     p->mm.y = p->y;
-    p->mm.y_stride = n_out;
+    p->mm.lanes = p->lanes;
     p->mm.n_out = n_out;
     p->mm.n_rows = n_rows;
     p->mm.k = k;
@@ -110,6 +116,8 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
 
 static void product_close(product *p) {
     free(p->w);
+    free(p->packed);
+    free(p->lanes);
     free(p->x);
     free(p->xd);
     free(p->y);
@@ -139,33 +147,74 @@ static void check_product(const product *p, const char *name) {
     }
 }
 
+/* Runs one kernel; gives [n_rows, n_out] without the room between rows. */
+static float *run_product(product *p, const kvc__kernels *k, int packed) {
+    kvc__mm a = p->mm;
+    float *y = new_floats(a.n_rows * a.n_out);
+    uint32_t r;
+    a.y = p->y;
+    if (packed) {
+        a.w = p->packed;
+        a.w_stride *= 16;
+    }
+    kvc__mm_pick(k, p->tensor.type, packed)(&a);
+    for (r = 0; r < a.n_rows; r++)
+        memcpy(y + r * a.n_out, a.y + r * a.y_stride, a.n_out * sizeof *y);
+    return y;
+}
+
+/* One product on every set, weights in place and packed: all like the base's in place. */
+static void check_shape(size_t type, uint32_t n_out, uint32_t n_rows, uint32_t k_in,
+    uint64_t *random) {
+    const kvc__kernels *k[5];
+    size_t n = tables(k), i;
+    int packed;
+    float *want, *got;
+    product p;
+    product_open(&p, types[type].type, n_out, n_rows, k_in, k[0], random);
+    want = run_product(&p, k[0], 0);
+    check_product(&p, types[type].name);
+    for (i = 0; i < n; i++) {
+        for (packed = 0; packed <= (p.packed != NULL); packed++) {
+            got = run_product(&p, k[i], packed);
+            check_bits(got, want, n_rows * n_out, k[i]->name, types[type].name, k_in);
+            free(got);
+        }
+    }
+    free(want);
+    product_close(&p);
+}
+
 static void test_products(void **state) {
     static const uint32_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 48, 96, 100, 160, 172, 257};
-    const kvc__kernels *k[5];
-    size_t n = tables(k), t, s, i;
+    size_t t, s;
     uint64_t random = 1;
     (void)state;
     for (t = 0; t < COUNT(types); t++) {
         for (s = 0; s < COUNT(sizes); s++) {
             uint32_t shape, unit = types[t].multiple, k_in = (sizes[s] + unit - 1) / unit * unit;
-            for (shape = 0; shape < 25; shape++) {      /* 1 to 11 outputs, 1 to 9 rows */
-                product p;
-                float *want;
-                product_open(&p, types[t].type, 1 + shape % 11, 1 + shape % 9, k_in, k[0], &random);
-                kvc__mm_pick(k[0], types[t].type)(&p.mm);
-                check_product(&p, types[t].name);
-                want = p.y;
-                p.y = p.mm.y = new_floats(p.mm.n_rows * p.mm.n_out);
-                for (i = 1; i < n; i++) {
-                    kvc__mm_pick(k[i], types[t].type)(&p.mm);
-                    check_bits(p.y, want, p.mm.n_rows * p.mm.n_out, k[i]->name, types[t].name,
-                        k_in);
-                }
-                free(want);
-                product_close(&p);
-            }
+            for (shape = 0; shape < 25; shape++)        /* 1 to 11 outputs, 1 to 9 rows */
+                check_shape(t, 1 + shape % 11, 1 + shape % 9, k_in, &random);
         }
     }
+}
+
+/* Whole blocks of a step: every height of the last register tile, k in one chunk and in several,
+   groups that are full and not. */
+static void test_large_products(void **state) {
+    static const uint32_t outs[] = {64, 61, 48, 33, 32, 17}, k_in[] = {64, 1024, 1536, 1568, 2592};
+    size_t t, o, k = 0;
+    uint32_t rows;
+    uint64_t random = 7;
+    (void)state;
+    for (t = 0; t < COUNT(types); t++) {
+        for (o = 0; o < COUNT(outs); o++) {
+            for (rows = 5; rows < 100; rows += rows < 13 || (rows > 44 && rows < 56) ? 1 : 8, k++)
+                check_shape(t, outs[o], rows, o > 1 ? k_in[k % 2] : k_in[k % COUNT(k_in)], &random);
+        }
+    }
+    check_shape(0, 5, 50, 1024 + 1024 + 7, &random);
+    check_shape(1, 64, 53, 1024 + 512 + 15, &random);
 }
 
 /* ---- rows ---- */
@@ -377,14 +426,15 @@ static void test_pick(void **state) {
         assert_true(got->isa <= (kvc_isa)cap);
         for (i = 0; i < n; i++) if (k[i]->isa <= (kvc_isa)cap) best = k[i];
         assert_ptr_equal(got, best);
-        assert_non_null(kvc__mm_pick(got, KVC__F32));
-        assert_null(kvc__mm_pick(got, 99));
+        assert_non_null(kvc__mm_pick(got, KVC__F32, 0));
+        assert_null(kvc__mm_pick(got, 99, 0));
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
+        cmocka_unit_test(test_large_products),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_silu_mul),
         cmocka_unit_test(test_quantize),
