@@ -1640,11 +1640,12 @@ typedef struct kvc__mm {
     uint32_t n_out, n_rows, k;  /* n_out at most KVC__BLOCK_OUTS */
 } kvc__mm;
 
-/* Float products of many rows take KVC__LANE_ROWS rows and KVC__CHUNK elements of k at a time. */
+/* Float products of many rows take so many rows, and so many elements of k, at a time. */
+#define KVC__CHUNK_F32 1024u
+#define KVC__CHUNK_F16 2048u
 #define KVC__BLOCK_OUTS 64u
 #define KVC__LANE_ROWS 48u
 #define KVC__LANE_FLOATS (16u * KVC__LANE_ROWS * KVC__BLOCK_OUTS)
-#define KVC__CHUNK 1024u
 
 /* Attention of one row for the query heads that share one key head. Positions are absolute in the
    sequence; the row of position p lies in page ring[(p / page) % ring_cap]. */
@@ -7496,6 +7497,41 @@ KVC__FORCE float KVC__(max_lane)(KVC__(vec) a)
 }
 #endif
 
+/* The sums of four vectors that follow each other in memory. */
+#if KVC__PASS >= 4
+KVC__FORCE void KVC__(sum4)(float *y, const float *p)
+{
+    const __m512i pick = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    __m512 a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + 16);
+    __m512 c = _mm512_loadu_ps(p + 32), d = _mm512_loadu_ps(p + 48);
+    a = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    c = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    a = _mm512_add_ps(_mm512_shuffle_f32x4(a, c, 0x88), _mm512_shuffle_f32x4(a, c, 0xdd));
+    a = _mm512_add_ps(a, _mm512_permute_ps(a, 0x4e));
+    a = _mm512_add_ps(a, _mm512_permute_ps(a, 0xb1));
+    _mm_storeu_ps(y, _mm512_castps512_ps128(_mm512_permutexvar_ps(pick, a)));
+}
+#elif KVC__PASS == 3
+KVC__FORCE void KVC__(sum4)(float *y, const float *p)
+{
+    __m256 a = _mm256_add_ps(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8));
+    __m256 b = _mm256_add_ps(_mm256_loadu_ps(p + 16), _mm256_loadu_ps(p + 24));
+    __m256 c = _mm256_add_ps(_mm256_loadu_ps(p + 32), _mm256_loadu_ps(p + 40));
+    __m256 d = _mm256_add_ps(_mm256_loadu_ps(p + 48), _mm256_loadu_ps(p + 56));
+    a = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    c = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    a = _mm256_add_ps(_mm256_shuffle_ps(a, c, 0x44), _mm256_shuffle_ps(a, c, 0xee));
+    a = _mm256_add_ps(_mm256_shuffle_ps(a, a, 0x88), _mm256_shuffle_ps(a, a, 0xdd));
+    _mm_storeu_ps(y, _mm_unpacklo_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+}
+#else
+KVC__FORCE void KVC__(sum4)(float *y, const float *p)
+{
+    int o;
+    for (o = 0; o < 4; o++) y[o] = KVC__(sum)(KVC__(load)(p + 16 * o));
+}
+#endif
+
 /* Asks for the cache line `ahead` bytes after p, which may lie past the end of everything. A decode
    reads four rows at once and each row briefly: too short for the processor to see where it leads,
    so a tile asks for the rows of the next one. */
@@ -8128,14 +8164,6 @@ static void KVC__(quantize)(const float *x, uint32_t n, int8_t *q, float *d, int
    a register tile, 4 outputs by KVC__ROW_TILE rows, are pieces of the 16 lanes; k is cut into
    chunks whose operands stay in the nearest caches, and between chunks the lanes wait in memory. */
 
-/* The totals of four sums. */
-KVC__FORCE void KVC__(sum4)(float *y, const float *lanes, size_t stride)
-{
-    uint32_t o;
-    KVC__FLAT
-    for (o = 0; o < 4; o++) y[o] = KVC__(sum)(KVC__(load)(lanes + o * stride));
-}
-
 /* 4 outputs of one row. */
 KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], size_t w_stride, const float *x,
     uint32_t k, float *y, const int type)
@@ -8245,17 +8273,20 @@ KVC__FORCE void KVC__(tile_float)(const kvc__mm *a, uint32_t row, uint32_t out, 
     if (whole < to) KVC__(tile_tail)(w, x, a->x_stride, whole, to, lanes, type);
     if (to < a->k) return;
     for (r = 0; r < KVC__ROW_TILE; r++)
-        KVC__(sum4)(a->y + (row + r) * a->y_stride + out, lanes + 64 * r, 16);
+        KVC__(sum4)(a->y + (row + r) * a->y_stride + out, lanes + 64 * r);
 }
 
 /* Rows [row, row + n_rows), at least KVC__ROW_TILE: the last tile overlaps the one before it, which
    computes some rows again. */
 KVC__FORCE void KVC__(rows_float)(const kvc__mm *a, uint32_t row, uint32_t n_rows, const int type)
 {
+    const uint32_t most = type == KVC__F32 ? KVC__CHUNK_F32 : KVC__CHUNK_F16;
+    const uint32_t n_chunks = (a->k + most - 1) / most;
+    const uint32_t chunk = ((a->k + n_chunks - 1) / n_chunks + 15u) & ~15u;
     uint32_t from, to, r, out, last = row + n_rows - KVC__ROW_TILE;
     for (from = 0; from < a->k; from = to) {
         float *lanes = a->lanes;
-        to = a->k - from <= KVC__CHUNK + KVC__CHUNK / 2 ? a->k : from + KVC__CHUNK;
+        to = a->k - from <= chunk ? a->k : from + chunk;
         for (r = row; r < row + n_rows; r += KVC__ROW_TILE) {
             for (out = 0; out < a->n_out; out += 4) {
                 KVC__(tile_float)(a, r < last ? r : last, out, from, to, lanes, type);
