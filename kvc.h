@@ -1625,16 +1625,35 @@ static void kvc__pack_group(unsigned char *dst, const unsigned char *rows, uint3
    set gives the same bits; which one runs is a matter of speed only.
    ---------------------------------------------------------------------------------------------- */
 
+/* Rows of activations in 8 bits, for products with quantized weights. Rows lie in groups of
+   `height`: KVC__Q8_ROWS of them, or 1 if a step has fewer rows. For each 32 elements a group holds
+   32 bytes of each row, then a float scale of each, then the int32 sum of its bytes: so a register
+   tile of rows reads one place. Places of rows that do not exist may hold anything. */
+#define KVC__Q8_ROWS 6u             /* a multiple of the register tiles' rows */
+#define KVC__Q8_BYTES 40u           /* of 32 elements of one row */
+
+static uint32_t kvc__q8_height(uint32_t n_rows)
+{
+    return n_rows >= KVC__Q8_ROWS ? KVC__Q8_ROWS : 1;
+}
+
+/* The group of a row of `width` elements, from element `from` on; the row is number row % height
+   there. */
+static size_t kvc__q8_offset(uint32_t row, uint32_t height, uint32_t width, uint32_t from)
+{
+    return ((size_t)(row / height) * (width / 32) + from / 32) * height * KVC__Q8_BYTES;
+}
+
 /* A block of a matrix product: y[r][o] = sum over i of w[o][i] * x[r][i]. */
 typedef struct kvc__mm {
     const unsigned char *w;     /* first row, [n_out] rows of k elements; packed: first group */
     size_t w_stride;            /* bytes from row to row; packed: from group to group */
     const float *x;             /* [n_rows, k], float types */
-    size_t x_stride;            /* elements from row to row, of x and of xq */
-    const int8_t *xq;           /* [n_rows, k] the same rows in 8 bits, quantized types */
-    const float *xd;            /* [n_rows, k / 32] their scales */
-    const int32_t *xsum;        /* [n_rows, k / 32] sums of xq over each block */
-    float *y;                   /* [n_rows, y_stride]; what lies past n_out is overwritten */
+    size_t x_stride;            /* elements from row to row */
+    const unsigned char *x8;    /* quantized types: the same rows in 8 bits, from a group on */
+    uint32_t x8_height;
+    float *y;                   /* [n_rows, y_stride]; what lies past n_out is overwritten, and, for
+                                   groups of rows, past n_rows up to a multiple of KVC__Q8_ROWS */
     size_t y_stride;            /* at least n_out rounded up to 16 */
     float *lanes;               /* [KVC__LANE_FLOATS] scratch of float types */
     uint32_t n_out, n_rows, k;  /* n_out at most KVC__BLOCK_OUTS */
@@ -1674,7 +1693,8 @@ typedef struct kvc__attn {
     X(void, mm_q4_0, (const kvc__mm *a)) \
     X(void, mm_q8_0_packed, (const kvc__mm *a)) \
     X(void, mm_q4_0_packed, (const kvc__mm *a)) \
-    X(void, quantize, (const float *x, uint32_t n, int8_t *q, float *d, int32_t *sum)) \
+    X(void, quantize, (const float *x, uint32_t n, unsigned char *q8, uint32_t slot, \
+        uint32_t height)) \
     X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
     X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
     X(void, attention, (const kvc__attn *a))
@@ -5454,13 +5474,6 @@ typedef enum kvc__op_kind {
     KVC__OP_GATE        /* gate = silu(gate) * up, where MATRIX has not done it */
 } kvc__op_kind;
 
-/* Rows in 8 bits (kernel `quantize`). */
-typedef struct kvc__q8 {
-    int8_t *q;                      /* [rows, n] */
-    float *d;                       /* [rows, n / 32] scales */
-    int32_t *sum;                   /* [rows, n / 32] sums of q */
-} kvc__q8;
-
 typedef struct kvc__op {
     kvc__op_kind kind;
     uint32_t layer;
@@ -5470,10 +5483,10 @@ typedef struct kvc__op {
     uint32_t n_mats;
     int add_to_x;                   /* the product is added to the residual stream */
     int gated;                      /* dst[0] = silu(product 0) * product 1 */
-    kvc__q8 *quantize;              /* produce the 8-bit copy here too, or NULL */
+    unsigned char *quantize;        /* produce the copy in 8 bits here too, or NULL */
     int wanted_rows;                /* works on the rows that want logits, not on all */
     const float *src;               /* [rows, width] */
-    const kvc__q8 *src_q8;          /* the same in 8 bits, for quantized matrices */
+    const unsigned char *src_q8;    /* the same in 8 bits, for quantized matrices */
     uint32_t width;
     /* set for each step */
     uint32_t n_rows;
@@ -5491,7 +5504,7 @@ typedef struct kvc__row {
     kvc_token token;
 } kvc__row;
 
-#define KVC__BLOCK_ROWS 96u         /* most rows in a block of MATRIX */
+#define KVC__BLOCK_ROWS 96u         /* most rows in a block of MATRIX; a multiple of KVC__Q8_ROWS */
 #define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
@@ -5505,7 +5518,7 @@ typedef struct kvc__scratch {
     float *att;                     /* [n_batch, n_heads * head_dim_v] */
     float *gate, *up;               /* [n_batch, n_ff] */
     float *angles;                  /* [n_batch, rope_dim]: cos and sin of each pair */
-    kvc__q8 narrow, wide;           /* [n_batch] rows of norm and att; of gate */
+    unsigned char *narrow, *wide;   /* [n_batch] rows in 8 bits: of norm and att; of gate */
     float *logits;                  /* [n_vocab] */
     float *blocks;                  /* [n_threads, 2, KVC__BLOCK_FLOATS] */
     float *lanes;                   /* [n_threads, KVC__LANE_FLOATS] */
@@ -5544,12 +5557,12 @@ static void kvc__plan_norm(kvc__plan *p, uint32_t layer, const float *weight, in
 {
     kvc__op *op = kvc__plan_add(p, KVC__OP_NORM, layer);
     op->weight = weight;
-    op->quantize = quantize ? &p->s.narrow : NULL;
+    op->quantize = quantize ? p->s.narrow : NULL;
     op->width = p->model->n_embd;
 }
 
 static kvc__op *kvc__plan_matrix(kvc__plan *p, uint32_t layer, const kvc__matrix *m,
-    const float *src, const kvc__q8 *src_q8, float *dst)
+    const float *src, const unsigned char *src_q8, float *dst)
 {
     kvc__op *op = kvc__plan_add(p, KVC__OP_MATRIX, layer);
     op->mats[0] = m;
@@ -5571,11 +5584,11 @@ static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, float *dst)
 static void kvc__plan_attention(kvc__plan *p, uint32_t i)
 {
     const kvc__layer *l = &p->model->layers[i];
-    kvc__scratch *s = &p->s;
+    const kvc__scratch *s = &p->s;
     kvc__op *op;
     kvc__plan_norm(p, i, l->attn_norm,
         kvc__is_quantized(&l->q) || kvc__is_quantized(&l->k) || kvc__is_quantized(&l->v));
-    op = kvc__plan_matrix(p, i, &l->q, s->norm, &s->narrow, s->q);
+    op = kvc__plan_matrix(p, i, &l->q, s->norm, s->narrow, s->q);
     kvc__plan_also(op, &l->k, s->k);
     kvc__plan_also(op, &l->v, s->v);
     kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
@@ -5584,26 +5597,26 @@ static void kvc__plan_attention(kvc__plan *p, uint32_t i)
         op = kvc__plan_add(p, KVC__OP_QUANTIZE, i);
         op->src = s->att;
         op->width = l->o.n_in;
-        op->quantize = &s->narrow;
+        op->quantize = s->narrow;
     }
-    kvc__plan_matrix(p, i, &l->o, s->att, &s->narrow, s->x)->add_to_x = 1;
+    kvc__plan_matrix(p, i, &l->o, s->att, s->narrow, s->x)->add_to_x = 1;
 }
 
 static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
 {
     const kvc__layer *l = &p->model->layers[i];
-    kvc__scratch *s = &p->s;
-    kvc__q8 *q8 = kvc__is_quantized(&l->down) ? &s->wide : NULL;
+    const kvc__scratch *s = &p->s;
+    unsigned char *q8 = kvc__is_quantized(&l->down) ? s->wide : NULL;
     kvc__op *op;
     kvc__plan_norm(p, i, l->ffn_norm, kvc__is_quantized(&l->gate) || kvc__is_quantized(&l->up));
-    op = kvc__plan_matrix(p, i, &l->gate, s->norm, &s->narrow, s->gate);
+    op = kvc__plan_matrix(p, i, &l->gate, s->norm, s->narrow, s->gate);
     kvc__plan_also(op, &l->up, s->up);
     op->gated = 1;
     op->quantize = q8;
     op = kvc__plan_add(p, KVC__OP_GATE, i);
     op->width = p->model->n_ff;
     op->quantize = q8;
-    kvc__plan_matrix(p, i, &l->down, s->gate, &s->wide, s->x)->add_to_x = 1;
+    kvc__plan_matrix(p, i, &l->down, s->gate, s->wide, s->x)->add_to_x = 1;
 }
 
 #define KVC__OPS_PER_LAYER 10u
@@ -5622,7 +5635,7 @@ static void kvc__plan_build(kvc__plan *p)
     }
     kvc__plan_norm(p, 0, m->output_norm, kvc__is_quantized(&m->output));
     p->ops[p->n_ops - 1].wanted_rows = 1;
-    kvc__plan_matrix(p, 0, &m->output, p->s.norm, &p->s.narrow, NULL)->wanted_rows = 1;
+    kvc__plan_matrix(p, 0, &m->output, p->s.norm, p->s.narrow, NULL)->wanted_rows = 1;
 }
 
 /* ---- cutting into tiles ---- */
@@ -5644,13 +5657,13 @@ static uint32_t kvc__prepare_outs(const kvc__plan *p, const kvc__op *op)
     return outs < least ? least : outs > KVC__BLOCK_OUTS ? KVC__BLOCK_OUTS : (uint32_t)outs;
 }
 
-/* Rows in a block: an even share, in multiples of 6, the height of register tiles. */
+/* Rows in a block: an even share, in whole groups. */
 static uint32_t kvc__prepare_rows(const kvc__op *op)
 {
     uint32_t share, n_blocks = kvc__div_up(op->n_rows, KVC__BLOCK_ROWS);
     if (n_blocks <= 1) return op->n_rows > 0 ? op->n_rows : 1;
     share = kvc__div_up(op->n_rows, n_blocks);
-    return (share + 5) / 6 * 6;
+    return kvc__div_up(share, KVC__Q8_ROWS) * KVC__Q8_ROWS;
 }
 
 static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
@@ -5700,12 +5713,13 @@ static void kvc__plan_prepare(kvc__plan *p, float *logits)
 
 /* ---- operations, a unit each ---- */
 
-/* Elements [from, from + n) of a row of `width`, whole blocks. */
-static void kvc__quantize_part(const kvc__plan *p, const kvc__q8 *q8, const float *x, uint32_t width,
+/* Elements [from, from + n) of a row of the op, whole blocks; x is the first of them. */
+static void kvc__quantize_part(const kvc__plan *p, const kvc__op *op, const float *x, uint32_t width,
     uint32_t row, uint32_t from, uint32_t n)
 {
-    size_t at = (size_t)row * width + from;
-    p->kernels->quantize(x, n, q8->q + at, q8->d + at / 32, q8->sum + at / 32);
+    uint32_t height = kvc__q8_height(op->n_rows);
+    p->kernels->quantize(x, n, op->quantize + kvc__q8_offset(row, height, width, from),
+        row % height, height);
 }
 
 static void kvc__embed_row(const kvc__plan *p, uint32_t row)
@@ -5729,7 +5743,7 @@ static void kvc__norm_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
     uint32_t n = p->model->n_embd, from = op->wanted_rows ? p->wanted[row] : row;
     float *y = p->s.norm + (size_t)row * n;
     p->kernels->rms_norm(y, p->s.x + (size_t)from * n, op->weight, n, p->model->norm_eps);
-    if (op->quantize != NULL) kvc__quantize_part(p, op->quantize, y, n, row, 0, n);
+    if (op->quantize != NULL) kvc__quantize_part(p, op, y, n, row, 0, n);
 }
 
 /* Turns the pairs of n heads by the row's angles; dimensions past rope_dim stay. */
@@ -5796,7 +5810,7 @@ static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
     float *gate = p->s.gate + (size_t)row * op->width;
     p->kernels->silu_mul(gate, p->s.up + (size_t)row * op->width, op->width);
     if (op->quantize != NULL)
-        kvc__quantize_part(p, op->quantize, gate, op->width, row, 0, op->width);
+        kvc__quantize_part(p, op, gate, op->width, row, 0, op->width);
 }
 
 /* A block of an op's product: rows [row, row + n_rows) by outputs [out, out + n_out) of one of its
@@ -5840,18 +5854,16 @@ static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc_
     uint32_t worker)
 {
     const kvc__matrix *m = op->mats[b->mat];
-    size_t at = (size_t)b->row * m->n_in;
     kvc__mm a;
     int packed;
     memset(&a, 0, sizeof a);
     kvc__block_weights(p, b, m, worker, &a, &packed);
     a.k = m->n_in;
-    a.x = op->src + at;
+    a.x = op->src + (size_t)b->row * a.k;
     a.x_stride = a.k;
     if (kvc__is_quantized(m)) {
-        a.xq = op->src_q8->q + at;
-        a.xd = op->src_q8->d + at / 32;
-        a.xsum = op->src_q8->sum + at / 32;
+        a.x8_height = kvc__q8_height(op->n_rows);
+        a.x8 = op->src_q8 + kvc__q8_offset(b->row, a.x8_height, a.k, 0);
     }
     a.n_out = b->n_out;
     a.n_rows = b->n_rows;
@@ -5888,7 +5900,7 @@ static void kvc__block_gate(const kvc__plan *p, const kvc__op *op, const kvc__bl
         p->kernels->silu_mul(g, up->y + (size_t)r * up->stride, gate->n_out);
         memcpy(op->dst[0] + (size_t)row * width + gate->out, g, gate->n_out * sizeof(float));
         if (op->quantize != NULL)
-            kvc__quantize_part(p, op->quantize, g, width, row, gate->out, gate->n_out);
+            kvc__quantize_part(p, op, g, width, row, gate->out, gate->n_out);
     }
 }
 
@@ -5974,7 +5986,7 @@ static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, u
         kvc__attend_head(p, op, (uint32_t)(unit / n_kv_heads), (uint32_t)(unit % n_kv_heads));
         break;
     case KVC__OP_QUANTIZE:
-        kvc__quantize_part(p, op->quantize, op->src + (size_t)row * op->width, op->width, row, 0,
+        kvc__quantize_part(p, op, op->src + (size_t)row * op->width, op->width, row, 0,
             op->width);
         break;
     case KVC__OP_GATE: kvc__gate_row(p, op, row); break;
@@ -6138,11 +6150,11 @@ static float *kvc__take_rows(kvc__arena *arena, uint32_t n_batch, uint64_t width
     return (float *)kvc__take(arena, n, sizeof(float));
 }
 
-static void kvc__take_q8(kvc__arena *arena, uint32_t n_batch, uint64_t width, kvc__q8 *q8)
+/* n_batch rows of `width` elements in 8 bits */
+static unsigned char *kvc__take_q8(kvc__arena *arena, uint32_t n_batch, uint64_t width)
 {
-    q8->q = (int8_t *)kvc__take_rows(arena, n_batch, (width + 3) / 4);
-    q8->d = kvc__take_rows(arena, n_batch, (width + 31) / 32);
-    q8->sum = (int32_t *)(void *)kvc__take_rows(arena, n_batch, (width + 31) / 32);
+    uint32_t n = kvc__div_up(n_batch, KVC__Q8_ROWS) * KVC__Q8_ROWS;
+    return (unsigned char *)kvc__take_rows(arena, n, (width + 31) / 32 * (KVC__Q8_BYTES / 4));
 }
 
 static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
@@ -6163,8 +6175,8 @@ static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
     s->up = kvc__take_rows(arena, n, m->n_ff);
     s->angles = kvc__take_rows(arena, n, m->rope_dim);
     if (m->has_quantized) {
-        kvc__take_q8(arena, n, narrow, &s->narrow);
-        kvc__take_q8(arena, n, m->n_ff, &s->wide);
+        s->narrow = kvc__take_q8(arena, n, narrow);
+        s->wide = kvc__take_q8(arena, n, m->n_ff);
     }
     s->pack_size = m->in_place_row * KVC__BLOCK_OUTS;
     if (s->pack_size != 0)
@@ -7824,7 +7836,7 @@ KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
 {
     return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15));
 }
-KVC__FORCE KVC__(x4) KVC__(x4_load)(const int8_t *p)
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
 {
     return _mm512_set1_epi32((int)kvc__rd32(p));
 }
@@ -7877,7 +7889,7 @@ KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
     r.negative = 0;
     return r;
 }
-KVC__FORCE KVC__(x4) KVC__(x4_load)(const int8_t *p)
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
 {
     return _mm512_set1_epi32((int)kvc__rd32(p));
 }
@@ -7932,7 +7944,7 @@ KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
     r.size = _mm256_and_si256(_mm256_srli_epi16(r.sign, 4), _mm256_set1_epi8(15));
     return r;
 }
-KVC__FORCE KVC__(x4) KVC__(x4_load)(const int8_t *p)
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
 {
     return _mm256_set1_epi32((int)kvc__rd32(p));
 }
@@ -7976,7 +7988,7 @@ KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
 {
     return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4));
 }
-KVC__FORCE KVC__(x4) KVC__(x4_load)(const int8_t *p)
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
 {
     return vreinterpretq_s8_u32(vdupq_n_u32(kvc__rd32(p)));
 }
@@ -8027,7 +8039,7 @@ KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
     for (i = 0; i < 64; i++) r.v[i] = (int8_t)(p[i] >> 4);
     return r;
 }
-KVC__FORCE KVC__(x4) KVC__(x4_load)(const int8_t *p)
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
 {
     KVC__(x4) r;
     memcpy(r.v, p, sizeof r.v);
@@ -8134,28 +8146,32 @@ static void KVC__(silu_mul)(float *gate, const float *up, uint32_t n)
    with ties to even, sum = sum of q. n is a multiple of 32. A block whose largest magnitude is
    below 1e-30 becomes zero; one with infinity or NaN gets the scale NaN, which then shows in the
    logits. */
-static void KVC__(quantize)(const float *x, uint32_t n, int8_t *q, float *d, int32_t *sum)
+static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint32_t slot,
+    uint32_t height)
 {
     uint32_t b, j;
-    for (b = 0; b < n / 32; b++, x += 32, q += 32) {
+    for (b = 0; b < n / 32; b++, x += 32, q8 += height * KVC__Q8_BYTES) {
         KVC__(vec) lo = KVC__(load)(x), hi = KVC__(load)(x + 16), zero = KVC__(set1)(0.0f), scale;
         KVC__(vec) mag = KVC__(max)(KVC__(max)(lo, KVC__(sub)(zero, lo)),
             KVC__(max)(hi, KVC__(sub)(zero, hi)));
+        int8_t *q = (int8_t *)q8 + 32 * slot;
+        float *d = (float *)(void *)(q8 + 32 * height) + slot;
+        int32_t *sum = (int32_t *)(void *)(q8 + 36 * height) + slot;
         float amax = KVC__(max_lane)(mag);
         float nan_sum = KVC__(sum)(KVC__(add)(KVC__(mul)(lo, zero), KVC__(mul)(hi, zero)));
         int32_t s = 0;
         if (!(amax <= FLT_MAX) || nan_sum != nan_sum || !(amax >= 1e-30f)) {
             memset(q, 0, 32);
-            d[b] = amax < 1e-30f && nan_sum == nan_sum ? 0.0f : kvc__bits_f32(0x7fc00000u);
-            sum[b] = 0;
+            *d = amax < 1e-30f && nan_sum == nan_sum ? 0.0f : kvc__bits_f32(0x7fc00000u);
+            *sum = 0;
             continue;
         }
-        d[b] = amax / 127.0f;
+        *d = amax / 127.0f;
         scale = KVC__(set1)(127.0f / amax);
         KVC__(store_i8)(q, KVC__(mul)(lo, scale));
         KVC__(store_i8)(q + 16, KVC__(mul)(hi, scale));
         for (j = 0; j < 32; j++) s += q[j];
-        sum[b] = s;
+        *sum = s;
     }
 }
 
@@ -8322,17 +8338,27 @@ KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
 
 /* ---- matrix products: weights in blocks, as they lie in the file ---- */
 
-/* 4 outputs of one row. */
-KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], size_t w_stride,
-    const int8_t *xq, const float *xd, const int32_t *xsum, uint32_t n_blocks, float *y,
-    const int type)
+/* Where a row's bytes of its first 32 elements lie; its scale and sum follow the group's bytes. */
+KVC__FORCE const unsigned char *KVC__(row_q8)(const kvc__mm *a, uint32_t row, uint32_t *slot)
 {
-    const size_t block_size = type == KVC__Q8_0 ? 34 : 18, ahead = 4 * w_stride;
+    *slot = row % a->x8_height;
+    return a->x8 + kvc__q8_offset(row, a->x8_height, a->k, 0);
+}
+
+/* 4 outputs of one row. */
+KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
+    float *y, const int type)
+{
+    const size_t block_size = type == KVC__Q8_0 ? 34 : 18, ahead = 4 * a->w_stride;
+    const uint32_t height = a->x8_height;
     KVC__(quad) acc = KVC__(quad_zero)();
-    uint32_t b, o;
-    for (b = 0; b < n_blocks; b++) {
+    uint32_t b, o, slot;
+    const unsigned char *x = KVC__(row_q8)(a, row, &slot);
+    for (b = 0; b < a->k / 32; b++, x += height * KVC__Q8_BYTES) {
         const unsigned char *p[4];
-        KVC__(bytes) xv = KVC__(load_bytes)(xq + 32 * (size_t)b);
+        KVC__(bytes) xv = KVC__(load_bytes)(x + 32 * slot);
+        float xd = kvc__rdf32(x + 32 * height + 4 * slot);
+        int32_t less = type == KVC__Q8_0 ? 0 : 8 * (int32_t)kvc__rd32(x + 36 * height + 4 * slot);
         KVC__(ints) s[4];
         KVC__FLAT
         for (o = 0; o < 4; o++) {
@@ -8341,8 +8367,8 @@ KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], size_t w_stri
                 : KVC__(dot_us)(KVC__(load_nibbles)(p[o] + 2), xv);
             KVC__(prefetch)(p[o], ahead);
         }
-        acc = KVC__(quad_fma)(KVC__(totals)(s, type == KVC__Q8_0 ? 0 : 8 * xsum[b]),
-            KVC__(quad_scale)(KVC__(scales)(p), xd[b]), acc);
+        acc = KVC__(quad_fma)(KVC__(totals)(s, less),
+            KVC__(quad_scale)(KVC__(scales)(p), xd), acc);
     }
     KVC__(quad_store)(y, acc);
 }
@@ -8350,14 +8376,12 @@ KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], size_t w_stri
 KVC__FORCE void KVC__(mm_blocks)(const kvc__mm *a, const int type)
 {
     const unsigned char *w[4];
-    uint32_t row, out, o, n_blocks = a->k / 32;
+    uint32_t row, out, o;
     for (out = 0; out < a->n_out; out += 4) {
         for (o = 0; o < 4; o++)
             w[o] = a->w + (size_t)(out + o < a->n_out ? out + o : a->n_out - 1) * a->w_stride;
         for (row = 0; row < a->n_rows; row++)
-            KVC__(row_blocks)(w, a->w_stride, a->xq + row * a->x_stride,
-                a->xd + (size_t)row * n_blocks, a->xsum + (size_t)row * n_blocks, n_blocks,
-                a->y + row * a->y_stride + out, type);
+            KVC__(row_blocks)(w, a, row, a->y + row * a->y_stride + out, type);
     }
 }
 
@@ -8373,19 +8397,21 @@ KVC__FORCE KVC__(codes) KVC__(codes_at)(const unsigned char *p, uint32_t step, c
     return step < 4 ? KVC__(codes_low)(p + 64 * step) : KVC__(codes_high)(p + 64 * (step - 4));
 }
 
-/* n_p pieces of outputs by n_r rows (constants), from the piece at output `out` on. */
+/* n_p pieces of outputs by n_r rows (constants) of one group of `height` rows, from the piece at
+   output `out` on. */
 KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out, const int type,
-    const uint32_t n_p, const uint32_t n_r)
+    const uint32_t n_p, const uint32_t n_r, const uint32_t height)
 {
     const size_t block_size = 16 * (type == KVC__Q8_0 ? 34 : 18);
     const int nibbles = type == KVC__Q4_0;
     const int32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
     const uint32_t n_blocks = a->k / 32;
-    const int8_t *xq = a->xq + row * a->x_stride;
-    const size_t scale_at = (size_t)row * n_blocks;
-    const unsigned char *w[KVC__OUT_PIECES];
+    const unsigned char *w[KVC__OUT_PIECES], *x, *d;
     KVC__(native) acc[KVC__OUT_PIECES][KVC__BLOCK_ROW_TILE];
-    uint32_t b, p, r, j;
+    uint32_t b, p, r, j, slot;
+    x = KVC__(row_q8)(a, row, &slot);
+    d = x + 32 * height + 4 * slot;
+    x += 32 * slot;
     for (p = 0; p < n_p; p++)
         w[p] = a->w + (size_t)((out + p * KVC__NATIVE) / 16) * a->w_stride;
     KVC__FLAT
@@ -8395,13 +8421,12 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
     }
     for (b = 0; b < n_blocks; b++) {
         KVC__(dots) s[KVC__OUT_PIECES][KVC__BLOCK_ROW_TILE];
-        KVC__(native) d[KVC__OUT_PIECES];
+        KVC__(native) wd[KVC__OUT_PIECES];
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
+            int32_t start = zero == 0 ? 0 : -zero * (int32_t)kvc__rd32(d + 4 * (height + r));
             KVC__FLAT
-            for (p = 0; p < n_p; p++)
-                s[p][r] = KVC__(dots_init)(
-                    zero == 0 ? 0 : -zero * a->xsum[scale_at + r * n_blocks + b], nibbles);
+            for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_init)(start, nibbles);
         }
         KVC__FLAT
         for (j = 0; j < 8; j++) {
@@ -8411,26 +8436,27 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
                 c[p] = KVC__(codes_at)(w[p] + 32 + 4 * ((out + p * KVC__NATIVE) % 16), j, type);
             KVC__FLAT
             for (r = 0; r < n_r; r++) {
-                KVC__(x4) x = KVC__(x4_load)(xq + r * a->x_stride + 32 * (size_t)b + 4 * j);
+                KVC__(x4) xv = KVC__(x4_load)(x + 32 * r + 4 * j);
                 KVC__FLAT
-                for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_add)(s[p][r], c[p], x, nibbles);
+                for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_add)(s[p][r], c[p], xv, nibbles);
             }
         }
         KVC__FLAT
         for (p = 0; p < n_p; p++) {
-            d[p] = KVC__(native_scales)(w[p] + 2 * ((out + p * KVC__NATIVE) % 16));
+            wd[p] = KVC__(native_scales)(w[p] + 2 * ((out + p * KVC__NATIVE) % 16));
             w[p] += block_size;
         }
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
-            KVC__(native) xd = KVC__(native_set1)(a->xd[scale_at + r * n_blocks + b]);
+            int32_t start = zero == 0 ? 0 : -zero * (int32_t)kvc__rd32(d + 4 * (height + r));
+            KVC__(native) xd = KVC__(native_set1)(kvc__rdf32(d + 4 * r));
             KVC__FLAT
             for (p = 0; p < n_p; p++)
-                acc[p][r] = KVC__(native_fma)(
-                    KVC__(dots_end)(s[p][r],
-                        zero == 0 ? 0 : -zero * a->xsum[scale_at + r * n_blocks + b], nibbles),
-                    KVC__(native_mul)(d[p], xd), acc[p][r]);
+                acc[p][r] = KVC__(native_fma)(KVC__(dots_end)(s[p][r], start, nibbles),
+                    KVC__(native_mul)(wd[p], xd), acc[p][r]);
         }
+        x += height * KVC__Q8_BYTES;
+        d += height * KVC__Q8_BYTES;
     }
     KVC__FLAT
     for (r = 0; r < n_r; r++) {
@@ -8440,24 +8466,23 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
     }
 }
 
-/* Many rows in register tiles; the last ones overlap their neighbours. Few rows one by one, each
-   through 16 outputs that then stay in the cache. */
+/* Groups of rows in register tiles, places without a row too; the last outputs overlap their
+   neighbours. Single rows one by one, each through 16 outputs that then stay in the cache. */
 KVC__FORCE void KVC__(mm_packed)(const kvc__mm *a, const int type)
 {
     const uint32_t outs = KVC__OUT_PIECES * KVC__NATIVE, all = (a->n_out + 15u) & ~15u;
     uint32_t row, out;
-    if (KVC__BLOCK_ROW_TILE > 1 && a->n_rows >= KVC__BLOCK_ROW_TILE && all >= outs) {
+    if (KVC__BLOCK_ROW_TILE > 1 && a->x8_height == KVC__Q8_ROWS && all >= outs) {
         for (row = 0; row < a->n_rows; row += KVC__BLOCK_ROW_TILE) {
-            uint32_t r = a->n_rows - KVC__BLOCK_ROW_TILE;
             for (out = 0; out < all; out += outs)
-                KVC__(tile_packed)(a, row < r ? row : r, out < all - outs ? out : all - outs, type,
-                    KVC__OUT_PIECES, KVC__BLOCK_ROW_TILE);
+                KVC__(tile_packed)(a, row, out < all - outs ? out : all - outs, type,
+                    KVC__OUT_PIECES, KVC__BLOCK_ROW_TILE, KVC__Q8_ROWS);
         }
         return;
     }
     for (out = 0; out < all; out += 16)
         for (row = 0; row < a->n_rows; row++)
-            KVC__(tile_packed)(a, row, out, type, 16 / KVC__NATIVE, 1);
+            KVC__(tile_packed)(a, row, out, type, 16 / KVC__NATIVE, 1, a->x8_height);
 }
 
 static void KVC__(mm_f32)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__F32); }

@@ -57,10 +57,8 @@ static const struct {
 /* A product of every operand, in memory of exactly the size that a kernel may touch. */
 typedef struct product {
     kvc__mm mm;
-    unsigned char *w, *packed;
-    float *x, *xd, *y, *lanes;
-    int8_t *xq;
-    int32_t *xsum;
+    unsigned char *w, *packed, *x8;
+    float *x, *y, *lanes;
     naive_tensor tensor;
 } product;
 
@@ -75,7 +73,7 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     p->w = (unsigned char *)gguf_must(malloc(n_out * row_size));
     p->x = new_floats((size_t)n_rows * k);
     p->mm.y_stride = (n_out + 15) / 16 * 16;
-    p->y = new_floats(n_rows * p->mm.y_stride);
+    p->y = new_floats((n_rows + 5) / 6 * 6 * p->mm.y_stride);
     p->lanes = new_floats(KVC__LANE_FLOATS);
     fill(p->x, (size_t)n_rows * k, 2.0f, state);
     for (r = 0; r < n_out; r++) {
@@ -88,10 +86,12 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     }
     free(row);
     if (quantized) {
-        p->xq = (int8_t *)gguf_must(malloc((size_t)n_rows * k));
-        p->xd = new_floats((size_t)n_rows * k / 32);
-        p->xsum = (int32_t *)gguf_must(malloc((size_t)n_rows * k / 32 * sizeof(int32_t)));
-        base->quantize(p->x, n_rows * k, p->xq, p->xd, p->xsum);
+        uint32_t height = kvc__q8_height(n_rows);
+        p->x8 = (unsigned char *)gguf_must(malloc((n_rows + 5) / 6 * 6 * k / 32 * KVC__Q8_BYTES));
+        memset(p->x8, 0xff, (n_rows + 5) / 6 * 6 * k / 32 * KVC__Q8_BYTES);     /* NaNs between */
+        for (r = 0; r < n_rows; r++)
+            base->quantize(p->x + (size_t)r * k, k, p->x8 + kvc__q8_offset(r, height, k, 0),
+                r % height, height);
         p->packed = (unsigned char *)gguf_must(malloc(p->mm.y_stride * row_size));
         for (r = 0; r < n_out; r += 16)
             kvc__pack_group(p->packed + r * row_size, p->w + r * row_size,
@@ -101,9 +101,8 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     p->mm.w_stride = row_size;
     p->mm.x = p->x;
     p->mm.x_stride = k;
-    p->mm.xq = p->xq;
-    p->mm.xd = p->xd;
-    p->mm.xsum = p->xsum;
+    p->mm.x8 = p->x8;
+    p->mm.x8_height = kvc__q8_height(n_rows);
     p->mm.y = p->y;
     p->mm.lanes = p->lanes;
     p->mm.n_out = n_out;
@@ -119,10 +118,15 @@ static void product_close(product *p) {
     free(p->packed);
     free(p->lanes);
     free(p->x);
-    free(p->xd);
     free(p->y);
-    free(p->xq);
-    free(p->xsum);
+    free(p->x8);
+}
+
+/* Element i of a row in 8 bits. */
+static double q8_element(const kvc__mm *a, uint32_t row, uint32_t i) {
+    uint32_t h = a->x8_height, slot = row % h;
+    const unsigned char *group = a->x8 + kvc__q8_offset(row, h, a->k, i);
+    return (double)(int8_t)group[32 * slot + i % 32] * (double)kvc__rdf32(group + 32 * h + 4 * slot);
 }
 
 /* The sum in double, with the 8-bit activations where the kernel sees those. */
@@ -134,7 +138,7 @@ static void check_product(const product *p, const char *name) {
             double sum = 0, size = 0, got = (double)a->y[r * a->y_stride + o];
             for (i = 0; i < a->k; i++) {
                 size_t at = (size_t)r * a->k + i;
-                double x = a->xq ? (double)a->xq[at] * (double)a->xd[at / 32] : (double)a->x[at];
+                double x = a->x8 ? q8_element(a, r, i) : (double)a->x[at];
                 double term = x * naive_element(&p->tensor, o, i);
                 sum += term;
                 size += fabs(term);
@@ -280,18 +284,40 @@ static void test_silu_mul(void **state) {
 
 /* ---- rounding to 8 bits ---- */
 
-static void check_block(const float *x, const int8_t *q, float d, int32_t sum) {
-    float largest = 0;
+typedef struct q8 { int8_t q[32]; float d; int32_t sum; } q8;
+
+/* Rounds n elements as the row in this place of a group; other places must stay as they are. */
+static void quantize(const kvc__kernels *k, const float *x, uint32_t n, uint32_t slot,
+    uint32_t height, q8 *out) {
+    size_t block = height * KVC__Q8_BYTES, size = n / 32 * block, b, i;
+    unsigned char *group = (unsigned char *)gguf_must(malloc(size));
+    memset(group, 0xa5, size);
+    k->quantize(x, n, group, slot, height);
+    for (b = 0; b < n / 32; b++) {
+        unsigned char *p = group + b * block;
+        memcpy(out[b].q, p + 32 * slot, 32);
+        memcpy(&out[b].d, p + 32 * height + 4 * slot, 4);
+        memcpy(&out[b].sum, p + 36 * height + 4 * slot, 4);
+        memset(p + 32 * slot, 0xa5, 32);
+        memset(p + 32 * height + 4 * slot, 0xa5, 4);
+        memset(p + 36 * height + 4 * slot, 0xa5, 4);
+        for (i = 0; i < block; i++) assert_int_equal(p[i], 0xa5);
+    }
+    free(group);
+}
+
+static void check_block(const float *x, const q8 *b) {
+    float largest = 0, d = b->d;
     int32_t total = 0;
     int i;
     for (i = 0; i < 32; i++) if (fabsf(x[i]) > largest) largest = fabsf(x[i]);
     assert_true(fabs((double)d - (double)largest / 127) <= 1e-7 * (double)d);
     for (i = 0; i < 32; i++) {
-        assert_true(q[i] >= -127);
-        assert_true(fabs((double)x[i] - (double)q[i] * (double)d) <= 0.5001 * (double)d);
-        total += q[i];
+        assert_true(b->q[i] >= -127);
+        assert_true(fabs((double)x[i] - (double)b->q[i] * (double)d) <= 0.5001 * (double)d);
+        total += b->q[i];
     }
-    assert_int_equal(total, sum);
+    assert_int_equal(total, b->sum);
 }
 
 /* Values that lie on the middle between two steps go to the even one: with 127 the largest, x is
@@ -301,12 +327,10 @@ static void check_ties(const kvc__kernels *k) {
         127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 125.5f, 126.5f, -126.5f
     };
     static const int8_t want[10] = {127, 0, 2, 2, 0, -2, -2, 126, 126, -126};
-    int8_t q[32];
-    float d;
-    int32_t sum;
-    k->quantize(x, 32, q, &d, &sum);
-    assert_true(d >= 1.0f && d <= 1.0f);
-    assert_memory_equal(q, want, 10);
+    q8 b;
+    quantize(k, x, 32, 0, 1, &b);
+    assert_true(b.d >= 1.0f && b.d <= 1.0f);
+    assert_memory_equal(b.q, want, 10);
 }
 
 /* No number is a finite one here: NaN must stay visible, tiny blocks become zero. */
@@ -314,16 +338,16 @@ static void check_odd_blocks(const kvc__kernels *k) {
     static const float values[] = {INFINITY, -INFINITY, NAN, 1e-31f, 0.0f, 1e-40f, -0.0f, 1e38f};
     size_t i;
     for (i = 0; i < COUNT(values); i++) {
-        float x[32], d;
-        int8_t q[32];
-        int32_t sum, j, at;
+        float x[32];
+        q8 b;
+        int32_t j, at;
         for (at = 0; at < 32; at += 9) {
             for (j = 0; j < 32; j++) x[j] = i < 3 ? (float)j : 0.0f;
             x[at] = values[i];
-            k->quantize(x, 32, q, &d, &sum);
-            if (i < 3) assert_true(isnan(d));
-            else if (i == 7) assert_true(d > 7e35f && q[at] == 127);
-            else assert_true(d >= 0.0f && d <= 0.0f && sum == 0);
+            quantize(k, x, 32, 0, 1, &b);
+            if (i < 3) assert_true(isnan(b.d));
+            else if (i == 7) assert_true(b.d > 7e35f && b.q[at] == 127);
+            else assert_true(b.d >= 0.0f && b.d <= 0.0f && b.sum == 0);
         }
     }
 }
@@ -332,25 +356,24 @@ static void test_quantize(void **state) {
     const kvc__kernels *k[5];
     size_t n_tables = tables(k), t;
     uint64_t random = 4;
-    int round;
+    uint32_t round;
     (void)state;
     for (t = 0; t < n_tables; t++) {
         check_ties(k[t]);
         check_odd_blocks(k[t]);
     }
     for (round = 0; round < 2000; round++) {
-        float x[96], d[3], want_d[3];
-        int8_t q[96], want_q[96];
-        int32_t sum[3], want_sum[3];
+        float x[96];
+        q8 want[3], got[3];
         int b;
-        fill(x, 96, ldexpf(1.0f, round % 200 - 90), &random);
-        k[0]->quantize(x, 96, want_q, want_d, want_sum);
-        for (b = 0; b < 3; b++) check_block(x + 32 * b, want_q + 32 * b, want_d[b], want_sum[b]);
-        for (t = 1; t < n_tables; t++) {
-            k[t]->quantize(x, 96, q, d, sum);
-            assert_memory_equal(q, want_q, sizeof q);
-            assert_memory_equal(d, want_d, sizeof d);
-            assert_memory_equal(sum, want_sum, sizeof sum);
+        fill(x, 96, ldexpf(1.0f, (int)(round % 200) - 90), &random);
+        quantize(k[0], x, 96, 0, 1, want);
+        for (b = 0; b < 3; b++) check_block(x + 32 * b, &want[b]);
+        for (t = 0; t < n_tables; t++) {
+            quantize(k[t], x, 96, round % KVC__Q8_ROWS, KVC__Q8_ROWS, got);
+            assert_memory_equal(got, want, sizeof got);
+            quantize(k[t], x, 96, 0, 1, got);
+            assert_memory_equal(got, want, sizeof got);
         }
     }
 }
