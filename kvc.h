@@ -991,6 +991,23 @@ static void kvc__file_unmap(kvc__file *f)
 }
 #endif
 
+/* Advice for a large block that is about to be filled: pages of 2 MiB, where the system has them,
+   fault and miss the TLB less often. Only whole pages inside the block are named. */
+#if !KVC_NO_FILES && !KVC__WINDOWS && defined(MADV_HUGEPAGE)
+static void kvc__memory_large(void *p, size_t size)
+{
+    const uintptr_t page = (uintptr_t)1 << 21;
+    uintptr_t from = ((uintptr_t)p + page - 1) & ~(page - 1), to = ((uintptr_t)p + size) & ~(page - 1);
+    if (from < to) (void)madvise((void *)from, to - from, MADV_HUGEPAGE);
+}
+#else
+static void kvc__memory_large(void *p, size_t size)
+{
+    (void)p;
+    (void)size;
+}
+#endif
+
 /* The mapping will be read little from now on: the process need not keep its pages. */
 #if !KVC_NO_FILES && !KVC__WINDOWS && defined(MADV_DONTNEED)
 static void kvc__file_rest(const kvc__file *f)
@@ -1656,7 +1673,7 @@ typedef struct kvc__mm {
                                    groups of rows, past n_rows up to a multiple of KVC__Q8_ROWS */
     size_t y_stride;            /* at least n_out rounded up to 16 */
     float *lanes;               /* [KVC__LANE_FLOATS] scratch of float types */
-    uint32_t n_out, n_rows, k;  /* n_out at most KVC__BLOCK_OUTS */
+    uint32_t n_out, n_rows, k;  /* lanes suffice for KVC__BLOCK_OUTS outputs */
 } kvc__mm;
 
 /* Float products of many rows take so many rows, and so many elements of k, at a time. */
@@ -1697,6 +1714,7 @@ typedef struct kvc__attn {
         uint32_t height)) \
     X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
     X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
+    X(void, accumulate, (float *y, const float *x, uint32_t n)) \
     X(void, attention, (const kvc__attn *a))
 
 #define KVC__FIELD(ret, name, args) ret (*name) args;
@@ -5056,6 +5074,7 @@ static kvc_result kvc__model_pack(kvc_model *m, const kvc_model_desc *desc, kvc_
             "no memory for packed weights; KVC_WEIGHTS_IN_PLACE needs none");
     m->packed_size = size;
     m->in_place_row = 0;
+    kvc__memory_large(m->packed, size);
     if (!kvc__crew_start(&crew, members, desc->n_threads > 1 ? desc->n_threads : 1))
         return kvc__fail(err, KVC_ERROR_THREAD, "n_threads", "a thread could not be made");
     r = kvc__pack_all(m, desc, &crew, err);
@@ -5507,6 +5526,7 @@ typedef struct kvc__row {
 #define KVC__BLOCK_ROWS 96u         /* most rows in a block of MATRIX; a multiple of KVC__Q8_ROWS */
 #define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
+#define KVC__LONG_OUTS 256u         /* most outputs in a block of fewer rows */
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
 #define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
 
@@ -5645,16 +5665,16 @@ static uint32_t kvc__div_up(uint32_t a, uint32_t b)
     return a / b + (a % b != 0);
 }
 
-/* Outputs in a block: as many as possible, but for few rows so many blocks that the threads end
-   together; multiples of 32 where blocks of 32 are quantized. */
+/* Outputs in a block, in multiples of 32 where blocks of 32 are quantized. Few rows: long blocks,
+   since each begins with a wait for memory, but eight for each thread so that all end together. */
 static uint32_t kvc__prepare_outs(const kvc__plan *p, const kvc__op *op)
 {
     uint64_t all = 0, outs;
     uint32_t i, least = op->gated ? 32 : 16;
+    if (op->n_rows >= KVC__PACK_ROWS) return KVC__BLOCK_OUTS;
     for (i = 0; i < op->n_mats; i++) all += op->mats[i]->n_out;
-    outs = op->n_rows >= KVC__PACK_ROWS ? KVC__BLOCK_OUTS : all / (8u * p->n_threads) / least *
-        least;
-    return outs < least ? least : outs > KVC__BLOCK_OUTS ? KVC__BLOCK_OUTS : (uint32_t)outs;
+    outs = all / (8u * p->n_threads) / least * least;
+    return outs < least ? least : outs > KVC__LONG_OUTS ? KVC__LONG_OUTS : (uint32_t)outs;
 }
 
 /* Rows in a block: an even share, in whole groups. */
@@ -5821,11 +5841,11 @@ typedef struct kvc__block {
     uint32_t stride;
 } kvc__block;
 
-static void kvc__block_bias(const kvc__block *b, const float *bias)
+static void kvc__block_bias(const kvc__plan *p, const kvc__block *b, const float *bias)
 {
-    uint32_t r, o;
+    uint32_t r;
     for (r = 0; r < b->n_rows; r++)
-        for (o = 0; o < b->n_out; o++) b->y[(size_t)r * b->stride + o] += bias[b->out + o];
+        p->kernels->accumulate(b->y + (size_t)r * b->stride, bias + b->out, b->n_out);
 }
 
 /* Quantized weights in place: packed here if that is worth it. */
@@ -5871,21 +5891,18 @@ static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc_
     a.y_stride = b->stride;
     a.lanes = p->s.lanes + (size_t)worker * KVC__LANE_FLOATS;
     kvc__mm_pick(p->kernels, m->type, packed)(&a);
-    if (m->bias != NULL) kvc__block_bias(b, m->bias);
+    if (m->bias != NULL) kvc__block_bias(p, b, m->bias);
 }
 
 /* Writes a finished block to dst, or adds it to the residual stream there. */
-static void kvc__block_finish(const kvc__op *op, const kvc__block *b)
+static void kvc__block_finish(const kvc__plan *p, const kvc__op *op, const kvc__block *b)
 {
-    uint32_t r, o;
+    uint32_t r;
     for (r = 0; r < b->n_rows; r++) {
         const float *y = b->y + (size_t)r * b->stride;
         float *dst = op->dst[b->mat] + (size_t)(b->row + r) * op->mats[b->mat]->n_out + b->out;
-        if (!op->add_to_x) {
-            memcpy(dst, y, b->n_out * sizeof(float));
-            continue;
-        }
-        for (o = 0; o < b->n_out; o++) dst[o] += y[o];
+        if (op->add_to_x) p->kernels->accumulate(dst, y, b->n_out);
+        else memcpy(dst, y, b->n_out * sizeof(float));
     }
 }
 
@@ -5922,7 +5939,7 @@ static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t un
     b.stride = op->block_outs;
     kvc__block_compute(p, op, &b, worker);
     if (!op->gated) {
-        kvc__block_finish(op, &b);
+        kvc__block_finish(p, op, &b);
         return;
     }
     up = b;
@@ -7609,6 +7626,14 @@ KVC__FORCE KVC__(ints) KVC__(dot_us)(KVC__(bytes) u, KVC__(bytes) s)
     return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
 #endif
 }
+/* the sum of 32 signed bytes */
+KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
+{
+    __m256i t = KVC__(dot_us)(_mm256_set1_epi8(1), KVC__(load_bytes)(p));
+    __m128i u = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+    u = _mm_add_epi32(u, _mm_shuffle_epi32(u, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(u, _mm_shuffle_epi32(u, 0xb1)));
+}
 /* both signed; b has no -128 */
 KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
 {
@@ -7656,6 +7681,10 @@ KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
     r.a = vreinterpretq_s8_u8(vandq_u8(t, vdupq_n_u8(15)));
     r.b = vreinterpretq_s8_u8(vshrq_n_u8(t, 4));
     return r;
+}
+KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
+{
+    return vaddlvq_s8(vld1q_s8(p)) + vaddlvq_s8(vld1q_s8(p + 16));
 }
 KVC__FORCE int32x4_t KVC__(dot16)(int8x16_t x, int8x16_t y)
 {
@@ -7713,6 +7742,13 @@ KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
         r.v[i + 16] = (int8_t)(s[i] >> 4);
     }
     return r;
+}
+KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
+{
+    int32_t sum = 0;
+    int i;
+    for (i = 0; i < 32; i++) sum += p[i];
+    return sum;
 }
 KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
 {
@@ -8142,6 +8178,15 @@ static void KVC__(silu_mul)(float *gate, const float *up, uint32_t n)
             KVC__(silu_mul16)(KVC__(load_n)(gate + i, n - i), KVC__(load_n)(up + i, n - i)), n - i);
 }
 
+/* y += x */
+static void KVC__(accumulate)(float *y, const float *x, uint32_t n)
+{
+    uint32_t i;
+    for (i = 0; i + 16 <= n; i += 16)
+        KVC__(store)(y + i, KVC__(add)(KVC__(load)(y + i), KVC__(load)(x + i)));
+    for (; i < n; i++) y[i] += x[i];
+}
+
 /* Rounds a row to 8 bits, 32 elements at a time: d = largest magnitude / 127, q = nearest(x / d)
    with ties to even, sum = sum of q. n is a multiple of 32. A block whose largest magnitude is
    below 1e-30 becomes zero; one with infinity or NaN gets the scale NaN, which then shows in the
@@ -8149,7 +8194,7 @@ static void KVC__(silu_mul)(float *gate, const float *up, uint32_t n)
 static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint32_t slot,
     uint32_t height)
 {
-    uint32_t b, j;
+    uint32_t b;
     for (b = 0; b < n / 32; b++, x += 32, q8 += height * KVC__Q8_BYTES) {
         KVC__(vec) lo = KVC__(load)(x), hi = KVC__(load)(x + 16), zero = KVC__(set1)(0.0f), scale;
         KVC__(vec) mag = KVC__(max)(KVC__(max)(lo, KVC__(sub)(zero, lo)),
@@ -8159,7 +8204,6 @@ static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint3
         int32_t *sum = (int32_t *)(void *)(q8 + 36 * height) + slot;
         float amax = KVC__(max_lane)(mag);
         float nan_sum = KVC__(sum)(KVC__(add)(KVC__(mul)(lo, zero), KVC__(mul)(hi, zero)));
-        int32_t s = 0;
         if (!(amax <= FLT_MAX) || nan_sum != nan_sum || !(amax >= 1e-30f)) {
             memset(q, 0, 32);
             *d = amax < 1e-30f && nan_sum == nan_sum ? 0.0f : kvc__bits_f32(0x7fc00000u);
@@ -8170,8 +8214,7 @@ static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint3
         scale = KVC__(set1)(127.0f / amax);
         KVC__(store_i8)(q, KVC__(mul)(lo, scale));
         KVC__(store_i8)(q + 16, KVC__(mul)(hi, scale));
-        for (j = 0; j < 32; j++) s += q[j];
-        *sum = s;
+        *sum = KVC__(sum_bytes)(q);
     }
 }
 

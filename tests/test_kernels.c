@@ -282,6 +282,29 @@ static void test_silu_mul(void **state) {
     }
 }
 
+static void test_accumulate(void **state) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), t;
+    uint64_t random = 8;
+    uint32_t n, i;
+    (void)state;
+    for (n = 1; n < 70; n++) {
+        float *x = new_floats(n), *y = new_floats(n), *want = new_floats(n);
+        fill(x, n, 2.0f, &random);
+        for (t = 0; t < n_tables; t++) {
+            for (i = 0; i < n; i++) {
+                y[i] = (float)i / 7;
+                want[i] = y[i] + x[i];
+            }
+            k[t]->accumulate(y, x, n);
+            check_bits(y, want, n, k[t]->name, "accumulate", n);
+        }
+        free(x);
+        free(y);
+        free(want);
+    }
+}
+
 /* ---- rounding to 8 bits ---- */
 
 typedef struct q8 { int8_t q[32]; float d; int32_t sum; } q8;
@@ -460,6 +483,7 @@ int main(void) {
         cmocka_unit_test(test_large_products),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_accumulate),
         cmocka_unit_test(test_quantize),
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_types),
