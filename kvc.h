@@ -287,12 +287,13 @@ typedef int32_t kvc_token;      /* a token id, 0 <= id < n_vocab; KVC_NO_TOKEN i
 
 typedef struct kvc_model kvc_model;
 
-typedef enum kvc_weights {      /* where kernels read matrices of quantized types */
+typedef enum kvc_weights {      /* where kernels read matrices */
     KVC_WEIGHTS_DEFAULT = 0,    /* KVC_WEIGHTS_PACKED */
-    KVC_WEIGHTS_PACKED = 1,     /* a copy, made while loading, with 16 outputs side by side: as many
-                                   bytes again as those matrices have, and much faster */
-    KVC_WEIGHTS_IN_PLACE = 2    /* the file's mapping or the host's buffer: no memory, instant. The
-                                   same bits. */
+    KVC_WEIGHTS_PACKED = 1,     /* a copy made while loading, in large pages, quantized types with 16
+                                   outputs side by side: as many bytes again as the matrices have,
+                                   and faster */
+    KVC_WEIGHTS_IN_PLACE = 2    /* the file's mapping or the host's buffer: no memory, opened at
+                                   once. The same bits. */
 } kvc_weights;
 
 typedef struct kvc_model_desc {
@@ -309,15 +310,15 @@ typedef struct kvc_model_desc {
     /* One line about something odd but harmless in the file. NULL: silent. */
     void (*log)(const char *text, void *user);
     void *user;                 /* for progress and log */
-    kvc_weights weights;        /* F32, F16 and BF16 are always read in place */
+    kvc_weights weights;
     uint32_t n_threads;         /* threads that pack weights, the caller's included, until
                                    kvc_model_open returns; 0 and 1: no thread is made. At most
                                    256. */
     uint32_t end_canary;        /* 0 */
 } kvc_model_desc;
 
-/* Opens and checks a model. Float matrices stay where they are (the mapping or the host's buffer),
-   quantized ones as desc->weights says; small tensors and tables are copied. Errors: FILE, FORMAT,
+/* Opens and checks a model. Matrices are read where desc->weights says, the embedding where it is
+   in the file; small tensors and tables are copied. Errors: FILE, FORMAT,
    UNSUPPORTED (architecture, tensor type), MEMORY, ARGUMENT, CANCELLED, THREAD; err names the key,
    tensor or argument. */
 KVC_API kvc_result kvc_model_open(kvc_model **out, const kvc_model_desc *desc, kvc_error *err);
@@ -4491,7 +4492,7 @@ static kvc_result kvc__vocab_push(const kvc__vocab *v, kvc_text_stream *stream, 
    ---------------------------------------------------------------------------------------------- */
 typedef struct kvc__matrix {
     const unsigned char *data;      /* [n_out, n_in], rows of row_size bytes; NULL: absent */
-    const unsigned char *packed;    /* the same in groups of 16 rows (kvc__pack_group), or NULL */
+    const unsigned char *packed;    /* quantized: the same in groups of 16 rows, or NULL */
     size_t row_size;
     uint32_t n_in, n_out;
     uint32_t type;
@@ -5004,10 +5005,12 @@ static void kvc__pack_job(void *arg, uint32_t worker)
     uint32_t group, end, n_groups = kvc__matrix_groups(w);
     (void)worker;
     while ((group = kvc__atomic_add(&p->next, batch)) < n_groups) {
-        for (end = group + batch; group < end && group < n_groups; group++)
-            kvc__pack_group(p->dst + group * 16 * w->row_size,
-                w->data + group * 16 * w->row_size, w->n_out - 16 * group < 16
-                ? w->n_out - 16 * group : 16, w->row_size, w->type);
+        for (end = group + batch; group < end && group < n_groups; group++) {
+            size_t at = (size_t)group * 16 * w->row_size;
+            uint32_t n = w->n_out - 16 * group < 16 ? w->n_out - 16 * group : 16;
+            if (!kvc__is_quantized(w)) memcpy(p->dst + at, w->data + at, n * w->row_size);
+            else kvc__pack_group(p->dst + at, w->data + at, n, w->row_size, w->type);
+        }
     }
 }
 
@@ -5030,14 +5033,14 @@ static kvc_result kvc__pack_all(kvc_model *m, const kvc_model_desc *desc, kvc__c
     for (i = 0; (w = kvc__model_matrix(m, i)) != NULL; i++) {
         double done = (double)(dst - (unsigned char *)m->packed) / (double)m->packed_size;
         kvc__packing p;
-        if (!kvc__is_quantized(w)) continue;
         r = kvc__model_progress(desc, KVC__PACK_BEGINS + done * (1 - KVC__PACK_BEGINS), err);
         if (r != KVC_OK) return r;
         p.matrix = w;
         p.dst = dst;
         kvc__atomic_store(&p.next, 0);
         kvc__crew_run(crew, kvc__pack_job, &p);
-        w->packed = dst;
+        if (kvc__is_quantized(w)) w->packed = dst;
+        else w->data = dst;
         dst += kvc__matrix_groups(w) * 16 * w->row_size;
     }
     return KVC_OK;
@@ -5051,9 +5054,8 @@ static size_t kvc__pack_size(kvc_model *m, int *fits)
     uint32_t i;
     *fits = 1;
     for (i = 0; (w = kvc__model_matrix(m, i)) != NULL; i++) {
-        if (!kvc__is_quantized(w)) continue;
-        m->has_quantized = 1;
-        if (w->row_size > m->in_place_row) m->in_place_row = w->row_size;
+        m->has_quantized = m->has_quantized || kvc__is_quantized(w);
+        if (kvc__is_quantized(w) && w->row_size > m->in_place_row) m->in_place_row = w->row_size;
         *fits = *fits && kvc__mul_size(&one, (size_t)kvc__matrix_groups(w) * 16, w->row_size) &&
             kvc__add_size(&size, size, one);
     }
@@ -5067,7 +5069,7 @@ static kvc_result kvc__model_pack(kvc_model *m, const kvc_model_desc *desc, kvc_
     kvc_result r;
     int fits;
     size_t size = kvc__pack_size(m, &fits);
-    if (!m->has_quantized || desc->weights == KVC_WEIGHTS_IN_PLACE) return KVC_OK;
+    if (desc->weights == KVC_WEIGHTS_IN_PLACE) return KVC_OK;
     m->packed = fits ? kvc__alloc(&m->allocator, size, 64) : NULL;
     if (m->packed == NULL)
         return kvc__fail(err, KVC_ERROR_MEMORY, "weights",
