@@ -778,6 +778,7 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 /* ---- atomics: 32 bits wide, sequentially consistent ---- */
 #if KVC_NO_THREADS
 typedef uint32_t kvc__atomic;
+static uint32_t kvc__atomic_load(const kvc__atomic *p) { return *p; }
 static void kvc__atomic_store(kvc__atomic *p, uint32_t v) { *p = v; }
 static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v) { uint32_t o = *p; *p += v; return o; }
 #elif defined(__GNUC__)
@@ -6021,14 +6022,22 @@ static void kvc__op_run(const kvc__plan *p, const kvc__op *op, uint32_t tile, ui
 
 /* ------------------------------------------------------------------------------------------------
    >>step  Walking the plan; contexts, prefill, decode
-   The cursor of a step is one number: the operation and its next tile. Any thread may take the
-   next tile; the one that finishes the last tile of an operation moves the cursor to the next
-   operation. Who takes which tile changes no result. Everything a step needs is checked and
+   The cursor of a step says which operation is computed and which of its tiles are taken. The
+   tiles are dealt out in runs, one for each thread, so that a thread reads memory in order; one
+   that has finished its run helps with the others. Whoever finishes the last tile of an operation
+   moves the cursor to the next. Who takes which tile changes no result. Everything a step needs is checked and
    reserved before its first tile, so that it cannot fail half-way; the sequence's position moves
    when it is done.
    ---------------------------------------------------------------------------------------------- */
+typedef struct kvc__run {
+    kvc__atomic at;             /* operation << 16 | next tile of the run */
+    char apart[60];             /* threads must not share a cache line */
+} kvc__run;
+
 typedef struct kvc__cursor {
-    kvc__atomic at;             /* operation << 16 | next tile */
+    kvc__run *runs;             /* [n_runs] */
+    uint32_t n_runs;
+    kvc__atomic op;
     kvc__atomic n_done;         /* finished tiles of the operation */
     kvc__atomic n_sleepers;
 #if !KVC_NO_THREADS
@@ -6060,13 +6069,13 @@ static void kvc__cursor_wait(kvc__cursor *c, uint32_t op)
 #else
     int i;
     for (i = 0; i < 600; i++) {
-        if (kvc__atomic_load(&c->at) >> 16 != op) return;
+        if (kvc__atomic_load(&c->op) != op) return;
         if (i < 500) kvc__cpu_relax();
         else kvc__thread_yield();
     }
     kvc__lock_enter(&c->lock);
     kvc__atomic_add(&c->n_sleepers, 1);
-    while (kvc__atomic_load(&c->at) >> 16 == op) kvc__cond_wait(&c->moved, &c->lock);
+    while (kvc__atomic_load(&c->op) == op) kvc__cond_wait(&c->moved, &c->lock);
     kvc__atomic_add(&c->n_sleepers, (uint32_t)-1);
     kvc__lock_leave(&c->lock);
 #endif
@@ -6076,8 +6085,10 @@ static void kvc__cursor_wait(kvc__cursor *c, uint32_t op)
    sleep either sees the new place or is seen here. */
 static void kvc__cursor_move(kvc__cursor *c, uint32_t op)
 {
+    uint32_t i;
     kvc__atomic_store(&c->n_done, 0);
-    kvc__atomic_store(&c->at, op << 16);
+    for (i = 0; i < c->n_runs; i++) kvc__atomic_store(&c->runs[i].at, op << 16);
+    kvc__atomic_store(&c->op, op);
 #if !KVC_NO_THREADS
     if (kvc__atomic_load(&c->n_sleepers) != 0) {
         kvc__lock_enter(&c->lock);
@@ -6106,6 +6117,25 @@ static uint32_t kvc__plan_skip(const kvc__plan *p, uint32_t op, uint32_t worker)
     return op;
 }
 
+/* Takes a tile: of the worker's own run, else of another. 0 if all are taken. The run tells which
+   operation the tile belongs to, which may be a later one than the caller has seen. */
+static int kvc__cursor_take(kvc_ctx *ctx, uint32_t worker, uint32_t *op, uint32_t *tile)
+{
+    kvc__cursor *c = &ctx->cursor;
+    uint32_t i, n = c->n_runs;
+    for (i = 0; i < n; i++) {
+        uint32_t run = (worker + i) % n, at = kvc__atomic_add(&c->runs[run].at, 1);
+        uint32_t n_tiles, end;
+        *op = at >> 16;
+        if (*op >= ctx->plan.n_ops) return 0;
+        n_tiles = ctx->plan.ops[*op].n_tiles;
+        *tile = (uint32_t)((uint64_t)n_tiles * run / n) + (at & 0xffffu);
+        end = (uint32_t)((uint64_t)n_tiles * (run + 1) / n);
+        if (*tile < end) return 1;
+    }
+    return 0;
+}
+
 /* What each thread of a step does. */
 static void kvc__walk(void *arg, uint32_t worker)
 {
@@ -6113,10 +6143,10 @@ static void kvc__walk(void *arg, uint32_t worker)
     kvc__cursor *c = &ctx->cursor;
     kvc__fp_mode mode = kvc__fp_enter();
     for (;;) {
-        uint32_t at = kvc__atomic_add(&c->at, 1), op = at >> 16, tile = at & 0xffffu;
-        if (op >= ctx->plan.n_ops) break;
-        if (tile >= ctx->plan.ops[op].n_tiles) {
-            kvc__cursor_wait(c, op);
+        uint32_t seen = kvc__atomic_load(&c->op), op, tile;
+        if (seen >= ctx->plan.n_ops) break;
+        if (!kvc__cursor_take(ctx, worker, &op, &tile)) {
+            kvc__cursor_wait(c, seen);
             continue;
         }
         kvc__op_run(&ctx->plan, &ctx->plan.ops[op], tile, worker);
@@ -6216,12 +6246,15 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     uint32_t *wanted = (uint32_t *)kvc__take(arena, d->n_batch, sizeof *wanted);
     kvc__crew_member *members =
         (kvc__crew_member *)kvc__take(arena, d->n_threads - 1, sizeof *members);
+    kvc__run *runs = (kvc__run *)kvc__take(arena, d->n_threads, sizeof *runs);
     kvc__scratch scratch;
     kvc__scratch_layout(arena, d, &scratch);
     if (ctx == NULL) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->desc = *d;
     ctx->members = members;
+    ctx->cursor.runs = runs;
+    ctx->cursor.n_runs = d->n_threads;
     ctx->plan.model = d->model;
     ctx->plan.kernels = kvc__kernels_pick(d->isa);
     ctx->plan.gemm = d->gemm;
