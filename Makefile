@@ -89,6 +89,7 @@ sanitize:
 
 aarch64: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) aarch64 qemu-aarch64 $(CROSS)gcc
+	@sh tests/bits.sh $(BUILD) dotprod qemu-aarch64 $(CROSS)gcc -march=armv8.2-a+dotprod
 
 m32: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) m32 qemu-i386 $(CC) -m32 -msse2 -mfpmath=sse

@@ -112,9 +112,12 @@
    allocator or from malloc; cache, context and sampler are one block each, whose size can be
    asked for beforehand and which the host may bring itself. After that no step, sampler or
    sequence function allocates; kvc_tokenize does for unusual text unless it is given work memory.
-   Weights are used in place, in the file's mapping or the host's buffer. A mapped file must not
-   be changed or cut while it is open: the operating system answers a read past its new end with a
-   signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes per token =
+   Opening a model copies its matrices into one block, in the order in which kernels read them
+   (desc.n_threads of kvc_model_desc shares the work); the mapping's own pages are then given back,
+   so the process holds the weights once. KVC_WEIGHTS_IN_PLACE makes no copy and opens at once:
+   decodes are slower, and quantized prefills pack a block each time they read it. A mapped file
+   must not be changed or cut while it is open: the operating system answers a read past its new
+   end with a signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes per token =
    layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v), head_dim_v
    rounded up to 16. kvc_cache_query tells both.
 
@@ -8068,6 +8071,14 @@ KVC__FORCE KVC__(dots) KVC__(dots_init)(int32_t start, int nibbles)
     (void)nibbles;
     return vdupq_n_s32(start);
 }
+/* With the dot product extension if the whole build has it: this pass has no region of its own. */
+#if defined(__ARM_FEATURE_DOTPROD)
+KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4) x, int nibbles)
+{
+    (void)nibbles;
+    return vdotq_s32(acc, c, x);
+}
+#else
 KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4) x, int nibbles)
 {
     int16x8_t lo = vmull_s8(vget_low_s8(c), vget_low_s8(x));
@@ -8075,6 +8086,7 @@ KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4
     (void)nibbles;
     return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
 }
+#endif
 KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nibbles)
 {
     (void)start;

@@ -17,13 +17,13 @@ static const struct {
     const char *name;
     model_shape shape;
 } models[] = {
-#define SIZES .n_embd = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 20, .n_ff = 96, .n_vocab = 48
-    {"F32", {.n_embd = 52, .n_heads = 3, .n_kv_heads = 1, .head_dim = 18, .n_ff = 61,
-             .n_vocab = 45}},
-    {"F16", {SIZES, .type = GGUF_F16, .rope_freqs = 1}},
-    {"BF16", {SIZES, .type = GGUF_BF16, .window = 40}},
-    {"Q8_0", {SIZES, .type = GGUF_Q8_0, .rope = MODEL_ROPE_YARN, .biases = 1}},
-    {"Q4_0", {SIZES, .type = GGUF_Q4_0, .tied = 1}}
+#define SIZES .n_embd = 64, .n_heads = 8, .n_kv_heads = 2, .head_dim = 20, .n_vocab = 48
+    {"F32", {.n_embd = 52, .n_heads = 3, .n_kv_heads = 1, .head_dim = 18, .n_ff = 1101,
+             .n_vocab = 45}},   /* longer than a chunk of float products, as the next */
+    {"F16", {SIZES, .n_ff = 2110, .type = GGUF_F16, .rope_freqs = 1}},
+    {"BF16", {SIZES, .n_ff = 96, .type = GGUF_BF16, .window = 40}},
+    {"Q8_0", {SIZES, .n_ff = 96, .type = GGUF_Q8_0, .rope = MODEL_ROPE_YARN, .biases = 1}},
+    {"Q4_0", {SIZES, .n_ff = 96, .type = GGUF_Q4_0, .tied = 1}}
 };
 
 /* A prefill that asks for some rows, then decoded tokens. */
