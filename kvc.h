@@ -1596,8 +1596,8 @@ typedef struct kvc__mm {
 #define KVC__PART_TAIL 16u
 
 /* Attention of a group: consecutive rows of one sequence, and query heads that share one key head.
-   Its queries are counted row by row: query i is head i % n_q of row i / n_q. Positions are absolute
-   in the sequence; that of position p lies in page ring[(p / page) % ring_cap]. A part is what a
+   Its queries are counted row by row: query i is head i % n_q of row i / n_q. Positions count from
+   the start of the sequence; position p lies in page ring[(p / page) % ring_cap]. A part is what a
    span gives for a query: the weighted sum of the values [v_stride], then in KVC__PART_TAIL floats
    the largest score and the sum of the weights. */
 typedef struct kvc__attn {
@@ -5362,6 +5362,7 @@ typedef enum kvc__op_kind {
     KVC__OP_MATRIX,     /* up to 3 products of one input; added to x or written to dst */
     KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
     KVC__OP_ATTEND,     /* att = attention of a group of rows over its sequence */
+    KVC__OP_MERGE,      /* the same from its parts, if the sequence was cut into runs */
     KVC__OP_QUANTIZE,   /* the input in 8 bits */
     KVC__OP_GATE        /* gate = silu(gate) * up, in 8 bits too if needed */
 } kvc__op_kind;
@@ -5381,7 +5382,8 @@ typedef struct kvc__op {
     /* set for each step */
     uint32_t n_rows;
     uint32_t block_rows, block_outs;    /* of a unit of MATRIX */
-    uint64_t n_units;               /* blocks of MATRIX, groups x heads of ATTEND, else rows */
+    uint64_t n_units;               /* blocks of MATRIX, groups x heads (x runs) of attention,
+                                       else rows */
     uint64_t tile_units;            /* units in a tile */
     uint32_t n_tiles;               /* at most KVC__MAX_TILES */
     int use_cblas;
@@ -5403,9 +5405,10 @@ typedef struct kvc__group {
 #define KVC__BLOCK_ROWS 256u
 #define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
+#define KVC__MAX_PARTS 128u         /* rows x spans whose attention is kept apart */
 #define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
 
-/* Scratch memory, all sized by n_batch. */
+/* Scratch memory, sized by n_batch or n_threads. */
 typedef struct kvc__scratch {
     float *x;                       /* [n_batch, n_embd] the residual stream */
     float *norm;                    /* [n_batch, n_embd] */
@@ -5421,6 +5424,7 @@ typedef struct kvc__scratch {
     float *panel;                   /* [KVC__PANEL, widest input], with cblas */
     float *attn;                    /* [n_threads, attn_floats] */
     size_t attn_floats;
+    float *parts;                   /* [KVC__MAX_PARTS, n_heads, part], with threads */
 } kvc__scratch;
 
 typedef struct kvc__plan {
@@ -5437,6 +5441,9 @@ typedef struct kvc__plan {
     int is_decode;
     kvc__group *groups;             /* [n_batch] the rows in n_groups parts */
     uint32_t n_groups;
+    uint32_t n_runs, run;           /* of spans in a unit of ATTEND, and spans in a run */
+    uint32_t n_apart;               /* the most spans of a unit that are kept apart */
+    /* the context */
     uint32_t n_head_groups;         /* key heads, each as often as its query heads need */
     uint32_t n_threads;
 } kvc__plan;
@@ -5502,6 +5509,7 @@ static void kvc__plan_layer(kvc__plan *p, uint32_t i)
     kvc__plan_also(op, &l->v, s->v);
     kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
     kvc__plan_add(p, KVC__OP_ATTEND, i);
+    kvc__plan_add(p, KVC__OP_MERGE, i);
     if (kvc__is_quantized(&l->o)) {
         op = kvc__plan_add(p, KVC__OP_QUANTIZE, i);
         op->src = s->att;
@@ -5518,7 +5526,7 @@ static void kvc__plan_layer(kvc__plan *p, uint32_t i)
     kvc__plan_residual(p, i, &l->down, s->gate);
 }
 
-#define KVC__OPS_PER_LAYER 10u
+#define KVC__OPS_PER_LAYER 11u
 #define KVC__OPS_AROUND 3u
 
 /* The last operation is the LM head; its dst is set for each step. */
@@ -5566,14 +5574,15 @@ static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
 }
 
 /* Puts rows that follow each other in one sequence into groups, the larger the better: a group
-   reads keys and values once for all of its rows. But there should be work for all threads. */
+   reads keys and values once for all of its rows. But there should be work for all threads; few
+   rows are cut by spans instead. */
 static void kvc__prepare_groups(kvc__plan *p)
 {
     const uint32_t n_heads = p->model->n_heads / p->model->n_kv_heads;
     uint32_t most = n_heads < KVC__MAX_QUERIES ? KVC__MAX_QUERIES / n_heads : 1, row;
     uint64_t share = (uint64_t)p->n_rows * p->n_head_groups / (4 * p->n_threads);
     kvc__group *g = NULL;
-    if (p->n_threads > 1 && share < most) most = share < 1 ? 1 : (uint32_t)share;
+    if (p->n_threads > 1 && p->n_rows > 8 && share < most) most = share > 1 ? (uint32_t)share : 1;
     p->n_groups = 0;
     for (row = 0; row < p->n_rows; row++) {
         const kvc__row *r = &p->rows[row];
@@ -5586,6 +5595,35 @@ static void kvc__prepare_groups(kvc__plan *p)
     }
 }
 
+/* The most spans that a group sees. */
+static uint32_t kvc__most_spans(const kvc__plan *p)
+{
+    uint32_t i, n, most = 0;
+    for (i = 0; i < p->n_groups; i++) {
+        const kvc__group *g = &p->groups[i];
+        uint32_t pos = p->rows[g->row].pos;
+        n = (pos + g->n_rows - 1) / KVC__SPAN + 1 -
+            kvc__first_seen(pos, p->model->window) / KVC__SPAN;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* Cuts the spans of each unit into runs if the threads lack units. The merging is a sum from the
+   left and must stay one: the first run merges as it goes, the spans of the others are kept apart,
+   a part each, until KVC__OP_MERGE. There is memory for KVC__MAX_PARTS parts; if the rows see more
+   spans than that, the first run takes what is left. */
+static void kvc__prepare_runs(kvc__plan *p)
+{
+    uint32_t n = kvc__most_spans(p), slots = KVC__MAX_PARTS / p->n_rows;
+    uint64_t units = (uint64_t)p->n_groups * p->n_head_groups, want = 4 * p->n_threads;
+    p->n_runs = 1;
+    if (p->n_threads == 1 || units >= want || slots < 2 || n < 3) return;
+    p->run = (uint32_t)((n * units + want - 1) / want);
+    p->n_apart = n - p->run < slots - 1 ? n - p->run : slots - 1;
+    p->n_runs = 1 + kvc__div_up(p->n_apart, p->run);
+}
+
 static void kvc__prepare(const kvc__plan *p, kvc__op *op)
 {
     uint64_t most;
@@ -5593,7 +5631,10 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
     if (op->kind == KVC__OP_MATRIX) {
         kvc__prepare_matrix(p, op);
     } else if (op->kind == KVC__OP_ATTEND) {
-        op->n_units = (uint64_t)p->n_groups * p->n_head_groups;
+        op->n_units = (uint64_t)p->n_groups * p->n_head_groups * p->n_runs;
+        op->tile_units = 1;
+    } else if (op->kind == KVC__OP_MERGE) {
+        op->n_units = p->n_runs > 1 ? (uint64_t)p->n_groups * p->n_head_groups : 0;
         op->tile_units = 1;
     } else {
         op->n_units = op->n_rows;
@@ -5610,6 +5651,7 @@ static void kvc__plan_prepare(kvc__plan *p, float *logits)
     uint32_t i;
     p->ops[p->n_ops - 1].dst[0] = logits;
     kvc__prepare_groups(p);
+    kvc__prepare_runs(p);
     for (i = 0; i < p->n_ops; i++) kvc__prepare(p, &p->ops[i]);
 }
 
@@ -5678,20 +5720,26 @@ static void kvc__rope_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
         p->s.v + (size_t)row * m->n_kv_heads * m->head_dim_v);
 }
 
-/* The group and heads of a unit, and all spans. Heads beyond what a group holds are other units. */
+/* The first query head of a unit. A key head with more of them than a group holds has several
+   units. */
+static uint32_t kvc__first_head(const kvc__plan *p, uint32_t unit)
+{
+    uint32_t head = unit % p->n_head_groups, cuts = p->n_head_groups / p->model->n_kv_heads;
+    return head / cuts * (p->model->n_heads / p->model->n_kv_heads) +
+        head % cuts * KVC__MAX_QUERIES;
+}
+
+/* The group and heads of a unit, and all spans. */
 static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t unit, kvc__attn *a)
 {
     const kvc_model *m = p->model;
-    uint32_t n_heads = m->n_heads / m->n_kv_heads;      /* of a key head */
-    uint32_t head = unit % p->n_head_groups, cuts = p->n_head_groups / m->n_kv_heads, first;
+    uint32_t n_heads = m->n_heads / m->n_kv_heads, first = kvc__first_head(p, unit);
+    uint32_t head = first / n_heads, left = n_heads - first % n_heads;
     const kvc__group *g = &p->groups[unit / p->n_head_groups];
     const kvc__row *r = &p->rows[g->row];
     const kvc_cache *c = r->seq->cache;
-    first = head % cuts * KVC__MAX_QUERIES;
-    head /= cuts;
     a->n_rows = g->n_rows;
-    a->n_q = n_heads - first < KVC__MAX_QUERIES ? n_heads - first : KVC__MAX_QUERIES;
-    first += head * n_heads;
+    a->n_q = left < KVC__MAX_QUERIES ? left : KVC__MAX_QUERIES;
     a->q_stride = (size_t)m->n_heads * m->head_dim;
     a->out_stride = (size_t)m->n_heads * m->head_dim_v;
     a->q = p->s.q + g->row * a->q_stride + (size_t)first * m->head_dim;
@@ -5713,18 +5761,56 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->to = (a->pos + a->n_rows - 1) / KVC__SPAN + 1;
     a->type_k = c->desc.type_k;
     a->type_v = c->desc.type_v;
+    a->parts = NULL;
 }
 
-/* All spans of a unit. */
-static void kvc__attend(const kvc__plan *p, const kvc__op *op, uint32_t unit, uint32_t worker)
+/* Where the parts of a unit's spans are kept: the state first, then those of the last spans, which
+   start at *apart. */
+static float *kvc__attend_parts(const kvc__plan *p, const kvc__attn *a, uint32_t unit,
+    uint32_t *apart)
+{
+    const kvc__group *g = &p->groups[unit / p->n_head_groups];
+    size_t part = kvc__part_floats(a->v_stride), query;
+    uint32_t n = a->to - a->from;
+    query = (size_t)g->row * p->model->n_heads + kvc__first_head(p, unit) * g->n_rows;
+    *apart = a->from + (n > p->n_apart + p->run ? n - p->n_apart : n < p->run ? n : p->run);
+    return p->s.parts + query * (p->n_apart + 1) * part;
+}
+
+/* One run of a unit's spans; the runs follow each other in all units. */
+static void kvc__attend_run(const kvc__plan *p, const kvc__op *op, uint32_t index, uint32_t worker)
+{
+    uint32_t n_units = p->n_groups * p->n_head_groups, run = index / n_units, apart;
+    size_t part;
+    kvc__attn a;
+    kvc__attend_unit(p, op, index % n_units, &a);
+    part = (size_t)a.n_rows * a.n_q * kvc__part_floats(a.v_stride);
+    a.work = p->s.attn + worker * p->s.attn_floats;
+    if (p->n_runs == 1) {
+        a.state = a.work + kvc__attn_floats(KVC__MAX_QUERIES, a.head_dim, a.v_stride);
+        p->kernels->attention(&a);
+        a.from = a.to;
+        p->kernels->attention_merge(&a);
+        return;
+    }
+    a.state = kvc__attend_parts(p, &a, index % n_units, &apart);
+    if (run == 0) {
+        a.to = apart;
+    } else {
+        a.from = apart + (run - 1) * p->run;
+        if (a.from >= a.to) return;
+        if (a.to - a.from > p->run) a.to = a.from + p->run;
+        a.parts = a.state + (a.from - apart + 1) * part;
+    }
+    p->kernels->attention(&a);
+}
+
+static void kvc__attend_merge(const kvc__plan *p, const kvc__op *op, uint32_t unit)
 {
     kvc__attn a;
     kvc__attend_unit(p, op, unit, &a);
-    a.work = p->s.attn + worker * p->s.attn_floats;
-    a.state = a.work + kvc__attn_floats(KVC__MAX_QUERIES, a.head_dim, a.v_stride);
-    a.parts = NULL;
-    p->kernels->attention(&a);
-    a.from = a.to;
+    a.state = kvc__attend_parts(p, &a, unit, &a.from);
+    a.parts = a.state + (size_t)a.n_rows * a.n_q * kvc__part_floats(a.v_stride);
     p->kernels->attention_merge(&a);
 }
 
@@ -5834,7 +5920,8 @@ static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, u
     case KVC__OP_NORM: kvc__norm_row(p, op, row); break;
     case KVC__OP_MATRIX: kvc__matrix_unit(p, op, unit, worker); break;
     case KVC__OP_ROPE: kvc__rope_row(p, op, row); break;
-    case KVC__OP_ATTEND: kvc__attend(p, op, row, worker); break;
+    case KVC__OP_ATTEND: kvc__attend_run(p, op, row, worker); break;
+    case KVC__OP_MERGE: kvc__attend_merge(p, op, row); break;
     case KVC__OP_QUANTIZE:
         kvc__quantize_row(p, op->src + (size_t)row * op->width, op->width, row);
         break;
@@ -6002,7 +6089,7 @@ static float *kvc__take_rows(kvc__arena *arena, uint32_t n_batch, uint64_t width
     return (float *)kvc__take(arena, n, sizeof(float));
 }
 
-/* Each thread's working memory and state for a group. */
+/* Each thread's working memory and state of a group, and the parts. */
 static void kvc__scratch_attention(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
 {
     const kvc_model *m = d->model;
@@ -6010,6 +6097,9 @@ static void kvc__scratch_attention(kvc__arena *arena, const kvc_ctx_desc *d, kvc
     s->attn_floats = kvc__attn_floats(KVC__MAX_QUERIES, m->head_dim, v_stride) +
         KVC__MAX_QUERIES * kvc__part_floats(v_stride);
     s->attn = kvc__take_rows(arena, d->n_threads, s->attn_floats);
+    if (d->n_threads > 1)
+        s->parts = kvc__take_rows(arena, KVC__MAX_PARTS,
+            (uint64_t)m->n_heads * kvc__part_floats(v_stride));
 }
 
 static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
