@@ -1646,6 +1646,12 @@ typedef struct kvc__ahead {
     uint32_t i, n;
 } kvc__ahead;
 
+/* `offset` may lead past the end of everything. */
+KVC__INLINE void kvc__ask_ahead(const kvc__ahead *a, uint32_t tile, size_t offset)
+{
+    kvc__prefetch((const void *)((uintptr_t)a->at[tile] + offset));
+}
+
 KVC__INLINE size_t kvc__kv_size(kvc_kv_type type)
 {
     return type == KVC_KV_F16 ? 2 : 4;
@@ -7935,7 +7941,7 @@ KVC__FORCE void KVC__(scores_n)(const float *q, uint32_t head_dim, const unsigne
             KVC__FLAT
             for (t = 0; t < wide; t++) {
                 kv[t] = KVC__(load_kv)(k[first + t] + i * step, type);
-                kvc__prefetch(ahead->at[first + t] + skip + i * slow);
+                kvc__ask_ahead(ahead, first + t, skip + i * slow);
             }
             KVC__FLAT
             for (h = 0; h < n_q; h++) {
@@ -8040,13 +8046,14 @@ KVC__FORCE void KVC__(values_wide)(const kvc__span *s, uint32_t lo, uint32_t hi,
     }
     for (p = lo; p < hi;) {
         const unsigned char *at = s->v[p / 16] + d * size + p % 16 * row;
-        const unsigned char *next = ahead->at[p / 16 % 8] + skip + p % 16 * slow;
+        const uint32_t tile = p / 16 % 8;
+        size_t next = skip + p % 16 * slow;
         stop = (p | 15u) + 1u < hi ? (p | 15u) + 1u : hi;
         for (; p < stop; p++, at += row, next += slow) {
             KVC__FLAT
             for (t = 0; t < wide; t++) {
                 v[t] = KVC__(load_kv)(at + 16 * t * size, type);
-                if (16 * t * size % 64 == 0) kvc__prefetch(next + 16 * t * size);
+                if (16 * t * size % 64 == 0) kvc__ask_ahead(ahead, tile, next + 16 * t * size);
             }
             KVC__FLAT
             for (h = 0; h < n_q; h++) {
