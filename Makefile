@@ -7,7 +7,10 @@
 #   make sanitize   the same programs under AddressSanitizer and UBSan (SANITIZERS=thread)
 #   make lint       the header's own rules, and every compiler and switch without a warning
 #   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86
-#   make bench      CSV of speeds (ARGS=--help)
+#   make bench      CSV of speeds (ARGS=--help); bench/README.md shows how its tables are made
+#   make mkmodel    build/mkmodel, which writes models of random weights
+#   make bench-plot draws the CSV files in bench/results/ with gnuplot
+#   make bench-peers  beside llama.cpp, from npm, and OpenBLAS (THREADS=2 ARGS='option... file...')
 #   make train      trains that character's model anew, an hour on two cores
 #   make install    the header and a pkg-config file (PREFIX=/usr/local DESTDIR=)
 #
@@ -21,6 +24,7 @@ PREFIX   ?= /usr/local
 SHARED   ?= ../shared
 MODEL    ?= examples/models/tavern-f16.gguf
 SANITIZERS ?= address,undefined
+THREADS  ?= 2
 CROSS    ?= aarch64-linux-gnu-
 CBLAS    ?= $(shell pkg-config --exists openblas 2>/dev/null && echo 1 || echo 0)
 
@@ -37,6 +41,7 @@ endif
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
 # Everything contains the whole header. The flags file changes when the command line does.
 NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags
@@ -45,12 +50,14 @@ VERSION   = $(shell sed -n 's/^.define KVC_VERSION_STRING "\(.*\)"$$/\1/p' kvc.h
 all: $(EXAMPLES)
 
 $(EXAMPLES): $(BUILD)/%: examples/%.c
-$(BUILD)/bench: bench/bench.c
+$(BUILD)/bench: bench/bench.c $(wildcard bench/*.h)
+$(BUILD)/mkmodel: bench/mkmodel.c
+$(PEERS): $(BUILD)/%: bench/peers/%.c
 $(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c
 $(TESTS) $(BUILD)/bits: EXTRA = $(TEST_LIBS)
 $(ORACLES): EXTRA = $(JSON_LIBS)
 $(TESTS) $(ORACLES): POSIX = -D_DEFAULT_SOURCE
-$(PROGRAMS) $(BUILD)/bench: $(NEEDED)
+$(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(PEERS): $(NEEDED)
 	$(CC) $(BASE) $(POSIX) $(LDFLAGS) -o $@ $(filter %.c,$^) $(EXTRA) $(LIBS)
 
 $(BUILD)/flags: FORCE
@@ -58,7 +65,7 @@ $(BUILD)/flags: FORCE
 	@echo '$(CC) $(BASE) $(LDFLAGS) $(LIBS)' | cmp -s - $@ || \
 	    echo '$(CC) $(BASE) $(LDFLAGS) $(LIBS)' > $@
 
-programs: $(PROGRAMS) $(BUILD)/bench
+programs: $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(PEERS)
 
 run: $(BUILD)/generate
 	@sh examples/models/run.sh $(BUILD)/generate $(MODEL)
@@ -89,6 +96,14 @@ m32: $(BUILD)/bits
 bench: $(BUILD)/bench
 	@$(BUILD)/bench $(ARGS)
 
+mkmodel: $(BUILD)/mkmodel
+
+bench-plot:
+	@sh bench/plot.sh bench/results/*.csv
+
+bench-peers: $(PEERS) $(BUILD)/mkmodel
+	@sh bench/peers/run.sh $(BUILD) $(THREADS) '$(CC)' $(ARGS)
+
 install:
 	install -d $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/share/pkgconfig
 	install -m 644 kvc.h $(DESTDIR)$(PREFIX)/include/kvc.h
@@ -101,5 +116,6 @@ clean:
 	rm -rf $(BUILD)
 
 FORCE:
-.PHONY: all programs run train test deps lint sanitize aarch64 m32 bench install clean FORCE
+.PHONY: all programs run train test deps lint sanitize aarch64 m32 bench mkmodel bench-plot \
+    bench-peers install clean FORCE
 .DELETE_ON_ERROR:

@@ -287,6 +287,15 @@ typedef int32_t kvc_token;      /* a token id, 0 <= id < n_vocab; KVC_NO_TOKEN i
 
 typedef struct kvc_model kvc_model;
 
+typedef enum kvc_weights {      /* where kernels read matrices */
+    KVC_WEIGHTS_DEFAULT = 0,    /* KVC_WEIGHTS_PACKED */
+    KVC_WEIGHTS_PACKED = 1,     /* a copy made while loading, in large pages, quantized types with 16
+                                   outputs side by side: as many bytes again as the matrices have,
+                                   and faster */
+    KVC_WEIGHTS_IN_PLACE = 2    /* the file's mapping or the host's buffer: no memory, opened at
+                                   once. The same bits. */
+} kvc_weights;
+
 typedef struct kvc_model_desc {
     uint32_t start_canary;      /* 0; catches a desc that was not zeroed */
     const char *path;           /* UTF-8 path of a GGUF file, mapped read-only; or NULL and data */
@@ -301,12 +310,17 @@ typedef struct kvc_model_desc {
     /* One line about something odd but harmless in the file. NULL: silent. */
     void (*log)(const char *text, void *user);
     void *user;                 /* for progress and log */
+    kvc_weights weights;
+    uint32_t n_threads;         /* threads that pack weights, the caller's included, until
+                                   kvc_model_open returns; 0 and 1: no thread is made. At most
+                                   256. */
     uint32_t end_canary;        /* 0 */
 } kvc_model_desc;
 
-/* Opens and checks a model. Weights stay where they are (the mapping or the host's buffer); small
-   tensors and tables are copied. Errors: FILE, FORMAT, UNSUPPORTED (architecture, tensor type),
-   MEMORY, ARGUMENT, CANCELLED; err names the key, tensor or argument. */
+/* Opens and checks a model. Matrices are read where desc->weights says, the embedding where it is
+   in the file; small tensors and tables are copied. Errors: FILE, FORMAT,
+   UNSUPPORTED (architecture, tensor type), MEMORY, ARGUMENT, CANCELLED, THREAD; err names the key,
+   tensor or argument. */
 KVC_API kvc_result kvc_model_open(kvc_model **out, const kvc_model_desc *desc, kvc_error *err);
 
 /* Frees the model; NULL is allowed. Everything made from it must be freed before. */
@@ -330,6 +344,7 @@ typedef struct kvc_model_info {
     uint64_t n_params;          /* elements of all tensors */
     uint64_t weights_size;      /* bytes of all tensors as stored */
     size_t memory_size;         /* bytes the model took from the allocator */
+    size_t packed_size;         /* those of them that packed weights take */
     kvc_token bos, eos, eot;    /* KVC_NO_TOKEN where the file names none */
     int add_bos, add_eos;       /* whether kvc_tokenize adds them when asked for
                                    KVC_TEXT_SPECIAL_ADD */
@@ -763,6 +778,7 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 /* ---- atomics: 32 bits wide, sequentially consistent ---- */
 #if KVC_NO_THREADS
 typedef uint32_t kvc__atomic;
+static uint32_t kvc__atomic_load(const kvc__atomic *p) { return *p; }
 static void kvc__atomic_store(kvc__atomic *p, uint32_t v) { *p = v; }
 static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v) { uint32_t o = *p; *p += v; return o; }
 #elif defined(__GNUC__)
@@ -975,6 +991,33 @@ static void kvc__file_unmap(kvc__file *f)
 {
     if (f->data != NULL) munmap((void *)(uintptr_t)f->data, f->size);
 }
+#endif
+
+/* Advice for a large block that is about to be filled: pages of 2 MiB, where the system has them,
+   fault and miss the TLB less often. Only whole pages inside the block are named. */
+#if !KVC_NO_FILES && !KVC__WINDOWS && defined(MADV_HUGEPAGE)
+static void kvc__memory_large(void *p, size_t size)
+{
+    const uintptr_t page = (uintptr_t)1 << 21;
+    uintptr_t from = ((uintptr_t)p + page - 1) & ~(page - 1), to = ((uintptr_t)p + size) & ~(page - 1);
+    if (from < to) (void)madvise((void *)from, to - from, MADV_HUGEPAGE);
+}
+#else
+static void kvc__memory_large(void *p, size_t size)
+{
+    (void)p;
+    (void)size;
+}
+#endif
+
+/* The mapping will be read little from now on: the process need not keep its pages. */
+#if !KVC_NO_FILES && !KVC__WINDOWS && defined(MADV_DONTNEED)
+static void kvc__file_rest(const kvc__file *f)
+{
+    if (f->data != NULL) (void)madvise((void *)(uintptr_t)f->data, f->size, MADV_DONTNEED);
+}
+#else
+static void kvc__file_rest(const kvc__file *f) { (void)f; }
 #endif
 
 /* ------------------------------------------------------------------------------------------------
@@ -1341,6 +1384,15 @@ static void kvc__sincos(double x, double *s, double *c)
 
 typedef void (*kvc__job)(void *arg, uint32_t worker);
 
+static kvc_result kvc__threads_check(uint32_t n_threads, kvc_error *err)
+{
+    if (n_threads > KVC__MAX_THREADS)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_threads", "more than 256");
+    if (KVC_NO_THREADS && n_threads > 1)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "n_threads", "built with KVC_NO_THREADS");
+    return KVC_OK;
+}
+
 #if KVC_NO_THREADS
 typedef struct kvc__crew { uint32_t n; } kvc__crew;
 typedef struct kvc__crew_member { char none; } kvc__crew_member;
@@ -1564,6 +1616,27 @@ static void kvc__decode_row(float *dst, const unsigned char *src, uint32_t type,
     }
 }
 
+/* Packed weights: 16 outputs form a group, whose blocks of 32 elements follow each other. A block
+   holds the 16 scales, then the codes word by word: 4 bytes of each output. So a register reads
+   the same elements of neighbouring outputs, and a decode reads memory in one stream. It takes as
+   many bytes as before; a last group with fewer outputs is filled up with zeros.
+   rows: the first of n_rows <= 16 rows; for types whose block is an f16 scale and whole words. */
+static void kvc__pack_group(unsigned char *dst, const unsigned char *rows, uint32_t n_rows,
+    size_t row_size, uint32_t type)
+{
+    size_t block_size = kvc__types[type].block_size, at, word, words = (block_size - 2) / 4;
+    uint32_t r;
+    if (n_rows < 16) memset(dst, 0, 16 * row_size);
+    for (at = 0; at < row_size; at += block_size, dst += 16 * block_size) {
+        for (r = 0; r < n_rows; r++) {
+            const unsigned char *src = rows + r * row_size + at;
+            memcpy(dst + 2 * r, src, 2);
+            for (word = 0; word < words; word++)
+                memcpy(dst + 32 + 64 * word + 4 * r, src + 2 + 4 * word, 4);
+        }
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------
    >>dispatch  One set of kernels, compiled once per instruction set
    This header includes itself once per set: the last section, >>kernels, is what such a pass
@@ -1571,19 +1644,46 @@ static void kvc__decode_row(float *dst, const unsigned char *src, uint32_t type,
    set gives the same bits; which one runs is a matter of speed only.
    ---------------------------------------------------------------------------------------------- */
 
-/* A tile of a matrix product: y[r][o] = sum over i of w[o][i] * x[r][i]. */
+/* Rows of activations in 8 bits, for products with quantized weights. Rows lie in groups of
+   `height`: KVC__Q8_ROWS of them, or 1 if a step has fewer rows. For each 32 elements a group holds
+   32 bytes of each row, then a float scale of each, then the int32 sum of its bytes: so a register
+   tile of rows reads one place. Places of rows that do not exist may hold anything. */
+#define KVC__Q8_ROWS 6u             /* a multiple of the register tiles' rows */
+#define KVC__Q8_BYTES 40u           /* of 32 elements of one row */
+
+static uint32_t kvc__q8_height(uint32_t n_rows)
+{
+    return n_rows >= KVC__Q8_ROWS ? KVC__Q8_ROWS : 1;
+}
+
+/* The group of a row of `width` elements, from element `from` on; the row is number row % height
+   there. */
+static size_t kvc__q8_offset(uint32_t row, uint32_t height, uint32_t width, uint32_t from)
+{
+    return ((size_t)(row / height) * (width / 32) + from / 32) * height * KVC__Q8_BYTES;
+}
+
+/* A block of a matrix product: y[r][o] = sum over i of w[o][i] * x[r][i]. */
 typedef struct kvc__mm {
-    const unsigned char *w;     /* first row of the tile, [n_out] rows of k elements */
-    size_t w_stride;            /* bytes from row to row */
+    const unsigned char *w;     /* first row, [n_out] rows of k elements; packed: first group */
+    size_t w_stride;            /* bytes from row to row; packed: from group to group */
     const float *x;             /* [n_rows, k], float types */
-    size_t x_stride;            /* elements from row to row, of x and of xq */
-    const int8_t *xq;           /* [n_rows, k] the same rows in 8 bits, quantized types */
-    const float *xd;            /* [n_rows, k / 32] their scales */
-    const int32_t *xsum;        /* [n_rows, k / 32] sums of xq over each block */
-    float *y;                   /* [n_rows, y_stride] */
-    size_t y_stride;
-    uint32_t n_out, n_rows, k;
+    size_t x_stride;            /* elements from row to row */
+    const unsigned char *x8;    /* quantized types: the same rows in 8 bits, from a group on */
+    uint32_t x8_height;
+    float *y;                   /* [n_rows, y_stride]; what lies past n_out is overwritten, and, for
+                                   groups of rows, past n_rows up to a multiple of KVC__Q8_ROWS */
+    size_t y_stride;            /* at least n_out rounded up to 16 */
+    float *lanes;               /* [KVC__LANE_FLOATS] scratch of float types */
+    uint32_t n_out, n_rows, k;  /* lanes suffice for KVC__BLOCK_OUTS outputs */
 } kvc__mm;
+
+/* Float products of many rows take so many rows, and so many elements of k, at a time. */
+#define KVC__CHUNK_F32 1024u
+#define KVC__CHUNK_F16 2048u
+#define KVC__BLOCK_OUTS 64u
+#define KVC__LANE_ROWS 48u
+#define KVC__LANE_FLOATS (16u * KVC__LANE_ROWS * KVC__BLOCK_OUTS)
 
 /* A row is attended to in spans of this many positions, cut at multiples of it: the one place where
    the order of attention's sums is decided. A multiple of the largest page. */
@@ -1712,9 +1812,13 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a, uint32_t number)
     X(void, mm_bf16, (const kvc__mm *a)) \
     X(void, mm_q8_0, (const kvc__mm *a)) \
     X(void, mm_q4_0, (const kvc__mm *a)) \
-    X(void, quantize, (const float *x, uint32_t n, int8_t *q, float *d, int32_t *sum)) \
+    X(void, mm_q8_0_packed, (const kvc__mm *a)) \
+    X(void, mm_q4_0_packed, (const kvc__mm *a)) \
+    X(void, quantize, (const float *x, uint32_t n, unsigned char *q8, uint32_t slot, \
+        uint32_t height)) \
     X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
     X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
+    X(void, accumulate, (float *y, const float *x, uint32_t n)) \
     X(void, attention, (const kvc__attn *a)) \
     X(void, attention_merge, (const kvc__attn *a))
 
@@ -1846,14 +1950,15 @@ static const kvc__kernels *kvc__kernels_pick(kvc_isa cap)
 
 typedef void (*kvc__mm_fn)(const kvc__mm *a);
 
-static kvc__mm_fn kvc__mm_pick(const kvc__kernels *k, uint32_t type)
+/* packed: the kernel for weights in groups, else for rows as they lie in the file */
+static kvc__mm_fn kvc__mm_pick(const kvc__kernels *k, uint32_t type, int packed)
 {
     switch (type) {
     case KVC__F32: return k->mm_f32;
     case KVC__F16: return k->mm_f16;
     case KVC__BF16: return k->mm_bf16;
-    case KVC__Q8_0: return k->mm_q8_0;
-    case KVC__Q4_0: return k->mm_q4_0;
+    case KVC__Q8_0: return packed ? k->mm_q8_0_packed : k->mm_q8_0;
+    case KVC__Q4_0: return packed ? k->mm_q4_0_packed : k->mm_q4_0;
     default: return NULL;
     }
 }
@@ -4491,6 +4596,7 @@ static kvc_result kvc__vocab_push(const kvc__vocab *v, kvc_text_stream *stream, 
    ---------------------------------------------------------------------------------------------- */
 typedef struct kvc__matrix {
     const unsigned char *data;      /* [n_out, n_in], rows of row_size bytes; NULL: absent */
+    const unsigned char *packed;    /* quantized: the same in groups of 16 rows, or NULL */
     size_t row_size;
     uint32_t n_in, n_out;
     uint32_t type;
@@ -4571,6 +4677,10 @@ struct kvc_model {
     uint64_t n_params, weights_size;
     void *block;                    /* layers, vectors, rope_freq */
     size_t block_size;
+    void *packed;                   /* all packed weights */
+    size_t packed_size;
+    int has_quantized;              /* among the matrices */
+    size_t in_place_row;            /* bytes of the longest quantized row read in place, else 0 */
 };
 
 static uint32_t kvc__model_n_vocab(const kvc_model *m) { return m->n_vocab; }
@@ -4960,6 +5070,127 @@ static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
     return kvc__model_rope(m, factors, err);
 }
 
+/* ---- packing ---- */
+
+static int kvc__is_quantized(const kvc__matrix *m)
+{
+    return kvc__type(m->type)->quantized;
+}
+
+/* Matrix i of the model: the LM head, then those of the layers; NULL past the last one. */
+static kvc__matrix *kvc__model_matrix(kvc_model *m, uint32_t i)
+{
+    uint32_t per_layer = 0, k;
+    const kvc__tensor_row *row;
+    if (i == 0) return &m->output;
+    for (row = m->arch->rows; row->name != NULL; row++) per_layer += row->is_matrix;
+    if ((i - 1) / per_layer >= m->n_layers) return NULL;
+    for (row = m->arch->rows, k = (i - 1) % per_layer; !row->is_matrix || k > 0; row++)
+        k -= row->is_matrix;
+    return (kvc__matrix *)(void *)((char *)&m->layers[(i - 1) / per_layer] + row->field);
+}
+
+static uint32_t kvc__matrix_groups(const kvc__matrix *w)
+{
+    return w->n_out / 16 + (w->n_out % 16 != 0);
+}
+
+typedef struct kvc__packing {
+    const kvc__matrix *matrix;
+    unsigned char *dst;
+    kvc__atomic next;               /* group */
+} kvc__packing;
+
+static void kvc__pack_job(void *arg, uint32_t worker)
+{
+    const uint32_t batch = 8;
+    kvc__packing *p = (kvc__packing *)arg;
+    const kvc__matrix *w = p->matrix;
+    uint32_t group, end, n_groups = kvc__matrix_groups(w);
+    (void)worker;
+    while ((group = kvc__atomic_add(&p->next, batch)) < n_groups) {
+        for (end = group + batch; group < end && group < n_groups; group++) {
+            size_t at = (size_t)group * 16 * w->row_size;
+            uint32_t n = w->n_out - 16 * group < 16 ? w->n_out - 16 * group : 16;
+            if (!kvc__is_quantized(w)) memcpy(p->dst + at, w->data + at, n * w->row_size);
+            else kvc__pack_group(p->dst + at, w->data + at, n, w->row_size, w->type);
+        }
+    }
+}
+
+static kvc_result kvc__model_progress(const kvc_model_desc *desc, double fraction, kvc_error *err)
+{
+    if (desc->progress == NULL || desc->progress((float)fraction, desc->user) != 0) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_CANCELLED, "progress", "the callback asked to stop");
+}
+
+/* The fraction of the loading time that is over when packing begins. */
+#define KVC__PACK_BEGINS 0.1
+
+static kvc_result kvc__pack_all(kvc_model *m, const kvc_model_desc *desc, kvc__crew *crew,
+    kvc_error *err)
+{
+    unsigned char *dst = (unsigned char *)m->packed;
+    kvc__matrix *w;
+    kvc_result r;
+    uint32_t i;
+    for (i = 0; (w = kvc__model_matrix(m, i)) != NULL; i++) {
+        double done = (double)(dst - (unsigned char *)m->packed) / (double)m->packed_size;
+        kvc__packing p;
+        r = kvc__model_progress(desc, KVC__PACK_BEGINS + done * (1 - KVC__PACK_BEGINS), err);
+        if (r != KVC_OK) return r;
+        p.matrix = w;
+        p.dst = dst;
+        kvc__atomic_store(&p.next, 0);
+        kvc__crew_run(crew, kvc__pack_job, &p);
+        if (kvc__is_quantized(w)) w->packed = dst;
+        else w->data = dst;
+        dst += kvc__matrix_groups(w) * 16 * w->row_size;
+    }
+    return KVC_OK;
+}
+
+/* Bytes that packing takes; 0 in *fits if they pass the address space. */
+static size_t kvc__pack_size(kvc_model *m, int *fits)
+{
+    const kvc__matrix *w;
+    size_t size = 0, one = 0;
+    uint32_t i;
+    *fits = 1;
+    for (i = 0; (w = kvc__model_matrix(m, i)) != NULL; i++) {
+        m->has_quantized = m->has_quantized || kvc__is_quantized(w);
+        if (kvc__is_quantized(w) && w->row_size > m->in_place_row) m->in_place_row = w->row_size;
+        *fits = *fits && kvc__mul_size(&one, (size_t)kvc__matrix_groups(w) * 16, w->row_size) &&
+            kvc__add_size(&size, size, one);
+    }
+    return size;
+}
+
+static kvc_result kvc__model_pack(kvc_model *m, const kvc_model_desc *desc, kvc_error *err)
+{
+    kvc__crew_member members[KVC__MAX_THREADS];
+    kvc__crew crew;
+    kvc_result r;
+    int fits;
+    size_t size = kvc__pack_size(m, &fits);
+    if (desc->weights == KVC_WEIGHTS_IN_PLACE) return KVC_OK;
+    m->packed = fits ? kvc__alloc(&m->allocator, size, 64) : NULL;
+    if (m->packed == NULL)
+        return kvc__fail(err, KVC_ERROR_MEMORY, "weights",
+            "no memory for packed weights; KVC_WEIGHTS_IN_PLACE needs none");
+    m->packed_size = size;
+    m->in_place_row = 0;
+    kvc__memory_large(m->packed, size);
+    if (!kvc__crew_start(&crew, members, desc->n_threads > 1 ? desc->n_threads : 1))
+        return kvc__fail(err, KVC_ERROR_THREAD, "n_threads", "a thread could not be made");
+    r = kvc__pack_all(m, desc, &crew, err);
+    kvc__crew_stop(&crew);
+    kvc__file_rest(&m->file);
+    return r;
+}
+
+/* ---- vocabulary ---- */
+
 /* The embedding decides the vocabulary's size; a vocab_size key must agree with it. */
 static kvc_result kvc__model_vocab(kvc_model *m, kvc_error *err)
 {
@@ -4989,16 +5220,11 @@ static void kvc__model_close(kvc_model *m)
 {
     kvc_allocator a = m->allocator;
     kvc__vocab_close(&m->vocab, &a);
+    kvc__free(&a, m->packed, m->packed_size);
     kvc__free(&a, m->block, m->block_size);
     kvc__gguf_close(&m->gguf, &a);
     kvc__file_unmap(&m->file);
     kvc__free(&a, m, sizeof *m);
-}
-
-static kvc_result kvc__model_progress(const kvc_model_desc *desc, float fraction, kvc_error *err)
-{
-    if (desc->progress == NULL || desc->progress(fraction, desc->user) != 0) return KVC_OK;
-    return kvc__fail(err, KVC_ERROR_CANCELLED, "progress", "the callback asked to stop");
 }
 
 static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_error *err)
@@ -5006,7 +5232,7 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
     const void *data = desc->data;
     size_t size = desc->data_size;
     kvc_result r;
-    if ((r = kvc__model_progress(desc, 0.0f, err)) != KVC_OK) return r;
+    if ((r = kvc__model_progress(desc, 0.0, err)) != KVC_OK) return r;
     if (desc->path != NULL) {
         if (!kvc__file_map(&m->file, desc->path))
             return kvc__fail(err, KVC_ERROR_FILE, desc->path, "cannot be opened, or is empty");
@@ -5014,14 +5240,15 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
         size = m->file.size;
     }
     if ((r = kvc__gguf_open(&m->gguf, data, size, &m->allocator, err)) != KVC_OK) return r;
-    if ((r = kvc__model_progress(desc, 0.25f, err)) != KVC_OK) return r;
+    if ((r = kvc__model_progress(desc, KVC__PACK_BEGINS / 4, err)) != KVC_OK) return r;
     if ((r = kvc__arch_find(&m->gguf, &m->arch, err)) != KVC_OK) return r;
     if ((r = kvc__model_shape(m, err)) != KVC_OK) return r;
     if ((r = kvc__model_vocab(m, err)) != KVC_OK) return r;
-    if ((r = kvc__model_progress(desc, 0.75f, err)) != KVC_OK) return r;
+    if ((r = kvc__model_progress(desc, KVC__PACK_BEGINS / 2, err)) != KVC_OK) return r;
     if ((r = kvc__model_weights(m, err)) != KVC_OK) return r;
     if ((r = kvc__check_unused(m, desc, err)) != KVC_OK) return r;
-    return kvc__model_progress(desc, 1.0f, err);
+    if ((r = kvc__model_pack(m, desc, err)) != KVC_OK) return r;
+    return kvc__model_progress(desc, 1.0, err);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -5365,12 +5592,12 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
 typedef enum kvc__op_kind {
     KVC__OP_EMBED,      /* x = embedding of the row's token; angles of its position */
     KVC__OP_NORM,       /* norm = rms_norm(x) * w, in 8 bits too if a matrix reads it so */
-    KVC__OP_MATRIX,     /* up to 3 products of one input; added to x or written to dst */
+    KVC__OP_MATRIX,     /* up to 3 products of one input; added to x, written to dst, or gated */
     KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
     KVC__OP_ATTEND,     /* att = attention of a group of rows over its sequence */
     KVC__OP_MERGE,      /* the same from its parts, if the sequence was cut into runs */
     KVC__OP_QUANTIZE,   /* the input in 8 bits */
-    KVC__OP_GATE        /* gate = silu(gate) * up, in 8 bits too if needed */
+    KVC__OP_GATE        /* gate = silu(gate) * up, where MATRIX has not done it */
 } kvc__op_kind;
 
 typedef struct kvc__op {
@@ -5381,9 +5608,11 @@ typedef struct kvc__op {
     float *dst[3];                  /* [rows, n_out] of each matrix */
     uint32_t n_mats;
     int add_to_x;                   /* the product is added to the residual stream */
-    int quantize;                   /* produce the 8-bit copy */
+    int gated;                      /* dst[0] = silu(product 0) * product 1 */
+    unsigned char *quantize;        /* produce the copy in 8 bits here too, or NULL */
     int wanted_rows;                /* works on the rows that want logits, not on all */
     const float *src;               /* [rows, width] */
+    const unsigned char *src_q8;    /* the same in 8 bits, for quantized matrices */
     uint32_t width;
     /* set for each step */
     uint32_t n_rows;
@@ -5407,9 +5636,10 @@ typedef struct kvc__group {
     uint32_t row, n_rows;
 } kvc__group;
 
-#define KVC__BLOCK_OUTS 64u         /* most outputs and rows in a block of MATRIX */
-#define KVC__BLOCK_ROWS 256u
+#define KVC__BLOCK_ROWS 96u         /* most rows in a block of MATRIX; a multiple of KVC__Q8_ROWS */
 #define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
+#define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
+#define KVC__LONG_OUTS 256u         /* most outputs in a block of fewer rows */
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
 #define KVC__MAX_PARTS 128u         /* rows x spans whose attention is kept apart */
 #define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
@@ -5422,11 +5652,12 @@ typedef struct kvc__scratch {
     float *att;                     /* [n_batch, n_heads * head_dim_v] */
     float *gate, *up;               /* [n_batch, n_ff] */
     float *angles;                  /* [n_batch, rope_dim]: cos and sin of each pair */
-    int8_t *xq;                     /* [n_batch, widest input] and its scales and sums by 32 */
-    float *xd;
-    int32_t *xsum;
+    unsigned char *narrow, *wide;   /* [n_batch] rows in 8 bits: of norm and att; of gate */
     float *logits;                  /* [n_vocab] */
-    float *blocks;                  /* [n_threads, KVC__BLOCK_FLOATS] */
+    float *blocks;                  /* [n_threads, 2, KVC__BLOCK_FLOATS] */
+    float *lanes;                   /* [n_threads, KVC__LANE_FLOATS] */
+    unsigned char *packs;           /* [n_threads, pack_size] quantized blocks, packed for a while */
+    size_t pack_size;
     float *panel;                   /* [KVC__PANEL, widest input], with cblas */
     float *attn;                    /* [n_threads, attn_floats] */
     size_t attn_floats;
@@ -5437,6 +5668,8 @@ typedef struct kvc__plan {
     const kvc_model *model;
     const kvc__kernels *kernels;
     kvc_gemm gemm;
+    uint32_t n_threads;
+    uint32_t n_head_groups;         /* key heads, each as often as its query heads need */
     kvc__scratch s;
     kvc__op *ops;
     uint32_t n_ops;
@@ -5449,17 +5682,9 @@ typedef struct kvc__plan {
     uint32_t n_groups;
     uint32_t n_runs, run;           /* of spans in a unit of ATTEND, and spans in a run */
     uint32_t n_apart;               /* the most spans of a unit that are kept apart */
-    /* the context */
-    uint32_t n_head_groups;         /* key heads, each as often as its query heads need */
-    uint32_t n_threads;
 } kvc__plan;
 
 /* ---- building ---- */
-
-static int kvc__is_quantized(const kvc__matrix *m)
-{
-    return kvc__type(m->type)->quantized;
-}
 
 static kvc__op *kvc__plan_add(kvc__plan *p, kvc__op_kind kind, uint32_t layer)
 {
@@ -5474,18 +5699,19 @@ static void kvc__plan_norm(kvc__plan *p, uint32_t layer, const float *weight, in
 {
     kvc__op *op = kvc__plan_add(p, KVC__OP_NORM, layer);
     op->weight = weight;
-    op->quantize = quantize;
+    op->quantize = quantize ? p->s.narrow : NULL;
     op->width = p->model->n_embd;
 }
 
 static kvc__op *kvc__plan_matrix(kvc__plan *p, uint32_t layer, const kvc__matrix *m,
-    const float *src, float *dst)
+    const float *src, const unsigned char *src_q8, float *dst)
 {
     kvc__op *op = kvc__plan_add(p, KVC__OP_MATRIX, layer);
     op->mats[0] = m;
     op->dst[0] = dst;
     op->n_mats = 1;
     op->src = src;
+    op->src_q8 = src_q8;
     op->width = m->n_in;
     return op;
 }
@@ -5496,21 +5722,15 @@ static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, float *dst)
     op->dst[op->n_mats++] = dst;
 }
 
-/* x += W src */
-static void kvc__plan_residual(kvc__plan *p, uint32_t layer, const kvc__matrix *m, const float *src)
-{
-    kvc__plan_matrix(p, layer, m, src, p->s.x)->add_to_x = 1;
-}
-
-static void kvc__plan_layer(kvc__plan *p, uint32_t i)
+/* Attention of layer i, from the residual stream back into it. */
+static void kvc__plan_attention(kvc__plan *p, uint32_t i)
 {
     const kvc__layer *l = &p->model->layers[i];
     const kvc__scratch *s = &p->s;
     kvc__op *op;
-
     kvc__plan_norm(p, i, l->attn_norm,
         kvc__is_quantized(&l->q) || kvc__is_quantized(&l->k) || kvc__is_quantized(&l->v));
-    op = kvc__plan_matrix(p, i, &l->q, s->norm, s->q);
+    op = kvc__plan_matrix(p, i, &l->q, s->norm, s->narrow, s->q);
     kvc__plan_also(op, &l->k, s->k);
     kvc__plan_also(op, &l->v, s->v);
     kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
@@ -5520,16 +5740,26 @@ static void kvc__plan_layer(kvc__plan *p, uint32_t i)
         op = kvc__plan_add(p, KVC__OP_QUANTIZE, i);
         op->src = s->att;
         op->width = l->o.n_in;
+        op->quantize = s->narrow;
     }
-    kvc__plan_residual(p, i, &l->o, s->att);
+    kvc__plan_matrix(p, i, &l->o, s->att, s->narrow, s->x)->add_to_x = 1;
+}
 
+static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
+{
+    const kvc__layer *l = &p->model->layers[i];
+    const kvc__scratch *s = &p->s;
+    unsigned char *q8 = kvc__is_quantized(&l->down) ? s->wide : NULL;
+    kvc__op *op;
     kvc__plan_norm(p, i, l->ffn_norm, kvc__is_quantized(&l->gate) || kvc__is_quantized(&l->up));
-    op = kvc__plan_matrix(p, i, &l->gate, s->norm, s->gate);
+    op = kvc__plan_matrix(p, i, &l->gate, s->norm, s->narrow, s->gate);
     kvc__plan_also(op, &l->up, s->up);
+    op->gated = 1;
+    op->quantize = q8;
     op = kvc__plan_add(p, KVC__OP_GATE, i);
     op->width = p->model->n_ff;
-    op->quantize = kvc__is_quantized(&l->down);
-    kvc__plan_residual(p, i, &l->down, s->gate);
+    op->quantize = q8;
+    kvc__plan_matrix(p, i, &l->down, s->gate, s->wide, s->x)->add_to_x = 1;
 }
 
 #define KVC__OPS_PER_LAYER 11u
@@ -5542,10 +5772,13 @@ static void kvc__plan_build(kvc__plan *p)
     uint32_t i;
     p->n_ops = 0;
     kvc__plan_add(p, KVC__OP_EMBED, 0)->width = m->n_embd;
-    for (i = 0; i < m->n_layers; i++) kvc__plan_layer(p, i);
+    for (i = 0; i < m->n_layers; i++) {
+        kvc__plan_attention(p, i);
+        kvc__plan_ffn(p, i);
+    }
     kvc__plan_norm(p, 0, m->output_norm, kvc__is_quantized(&m->output));
     p->ops[p->n_ops - 1].wanted_rows = 1;
-    kvc__plan_matrix(p, 0, &m->output, p->s.norm, NULL)->wanted_rows = 1;
+    kvc__plan_matrix(p, 0, &m->output, p->s.norm, p->s.narrow, NULL)->wanted_rows = 1;
 }
 
 /* ---- cutting into tiles ---- */
@@ -5555,24 +5788,39 @@ static uint32_t kvc__div_up(uint32_t a, uint32_t b)
     return a / b + (a % b != 0);
 }
 
-/* Blocks of enough multiplications to outweigh the handing out of a tile, and few enough that a
-   tile stays short. */
+/* Outputs in a block, in multiples of 32 where blocks of 32 are quantized. Few rows: long blocks,
+   since each begins with a wait for memory, but eight for each thread so that all end together. */
+static uint32_t kvc__prepare_outs(const kvc__plan *p, const kvc__op *op)
+{
+    uint64_t all = 0, outs;
+    uint32_t i, least = op->gated ? 32 : 16;
+    if (op->n_rows >= KVC__PACK_ROWS) return KVC__BLOCK_OUTS;
+    for (i = 0; i < op->n_mats; i++) all += op->mats[i]->n_out;
+    outs = all / (8u * p->n_threads) / least * least;
+    return outs < least ? least : outs > KVC__LONG_OUTS ? KVC__LONG_OUTS : (uint32_t)outs;
+}
+
+/* Rows in a block: an even share, in whole groups. */
+static uint32_t kvc__prepare_rows(const kvc__op *op)
+{
+    uint32_t share, n_blocks = kvc__div_up(op->n_rows, KVC__BLOCK_ROWS);
+    if (n_blocks <= 1) return op->n_rows > 0 ? op->n_rows : 1;
+    share = kvc__div_up(op->n_rows, n_blocks);
+    return kvc__div_up(share, KVC__Q8_ROWS) * KVC__Q8_ROWS;
+}
+
 static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
 {
-    const uint64_t target = 1u << 18;
-    uint64_t work, outs;
     uint32_t i, row_blocks;
     int floats = 1;
-    op->block_rows = op->n_rows < KVC__BLOCK_ROWS ? op->n_rows : KVC__BLOCK_ROWS;
-    if (op->block_rows == 0) op->block_rows = 1;
-    work = (uint64_t)op->width * op->block_rows;
-    outs = ((target + work - 1) / work + 3) & ~(uint64_t)3;
-    op->block_outs = outs < 16 ? 16 : outs > KVC__BLOCK_OUTS ? KVC__BLOCK_OUTS : (uint32_t)outs;
+    op->block_rows = kvc__prepare_rows(op);
+    op->block_outs = kvc__prepare_outs(p, op);
     row_blocks = kvc__div_up(op->n_rows, op->block_rows);
     op->n_units = 0;
     op->tile_units = 1;
     for (i = 0; i < op->n_mats; i++) {
-        op->n_units += (uint64_t)kvc__div_up(op->mats[i]->n_out, op->block_outs) * row_blocks;
+        if (i == 0 || !op->gated)
+            op->n_units += (uint64_t)kvc__div_up(op->mats[i]->n_out, op->block_outs) * row_blocks;
         floats = floats && !kvc__is_quantized(op->mats[i]);
     }
     op->use_cblas = p->gemm == KVC_GEMM_CBLAS && !p->is_decode && floats && op->n_rows > 0;
@@ -5644,6 +5892,7 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
         op->tile_units = 1;
     } else {
         op->n_units = op->n_rows;
+        if (op->kind == KVC__OP_GATE && !op[-1].use_cblas) op->n_units = 0;
         op->tile_units = 8192u / op->width + 1u;
     }
     most = (op->n_units + KVC__MAX_TILES - 1) / KVC__MAX_TILES;
@@ -5663,11 +5912,13 @@ static void kvc__plan_prepare(kvc__plan *p, float *logits)
 
 /* ---- operations, a unit each ---- */
 
-static void kvc__quantize_row(const kvc__plan *p, const float *x, uint32_t n, uint32_t row)
+/* Elements [from, from + n) of a row of the op, whole blocks; x is the first of them. */
+static void kvc__quantize_part(const kvc__plan *p, const kvc__op *op, const float *x, uint32_t width,
+    uint32_t row, uint32_t from, uint32_t n)
 {
-    size_t blocks = n / 32;
-    p->kernels->quantize(x, n, p->s.xq + (size_t)row * n, p->s.xd + row * blocks,
-        p->s.xsum + row * blocks);
+    uint32_t height = kvc__q8_height(op->n_rows);
+    p->kernels->quantize(x, n, op->quantize + kvc__q8_offset(row, height, width, from),
+        row % height, height);
 }
 
 static void kvc__embed_row(const kvc__plan *p, uint32_t row)
@@ -5691,7 +5942,7 @@ static void kvc__norm_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
     uint32_t n = p->model->n_embd, from = op->wanted_rows ? p->wanted[row] : row;
     float *y = p->s.norm + (size_t)row * n;
     p->kernels->rms_norm(y, p->s.x + (size_t)from * n, op->weight, n, p->model->norm_eps);
-    if (op->quantize) kvc__quantize_row(p, y, n, row);
+    if (op->quantize != NULL) kvc__quantize_part(p, op, y, n, row, 0, n);
 }
 
 /* Turns the pairs of n heads by the row's angles; dimensions past rope_dim stay. */
@@ -5824,56 +6075,124 @@ static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
 {
     float *gate = p->s.gate + (size_t)row * op->width;
     p->kernels->silu_mul(gate, p->s.up + (size_t)row * op->width, op->width);
-    if (op->quantize) kvc__quantize_row(p, gate, op->width, row);
+    if (op->quantize != NULL)
+        kvc__quantize_part(p, op, gate, op->width, row, 0, op->width);
 }
 
-/* Adds the bias and puts a finished block [n_rows, n_out] where it belongs. */
-static void kvc__matrix_finish(const kvc__op *op, uint32_t mat, const kvc__mm *a, uint32_t row,
-    uint32_t out)
+/* A block of an op's product: rows [row, row + n_rows) by outputs [out, out + n_out) of one of its
+   matrices, the bias added. */
+typedef struct kvc__block {
+    uint32_t mat, row, out, n_rows, n_out;
+    float *y;                       /* [n_rows, stride] */
+    uint32_t stride;
+} kvc__block;
+
+static void kvc__block_bias(const kvc__plan *p, const kvc__block *b, const float *bias)
 {
-    const kvc__matrix *m = op->mats[mat];
-    uint32_t r, o;
-    for (r = 0; r < a->n_rows; r++) {
-        const float *y = a->y + (size_t)r * a->y_stride;
-        float *dst = op->dst[mat] + (size_t)(row + r) * m->n_out + out;
-        if (m->bias == NULL && !op->add_to_x) {
-            memcpy(dst, y, a->n_out * sizeof(float));
-            continue;
-        }
-        for (o = 0; o < a->n_out; o++) {
-            float v = m->bias != NULL ? y[o] + m->bias[out + o] : y[o];
-            dst[o] = op->add_to_x ? dst[o] + v : v;
-        }
+    uint32_t r;
+    for (r = 0; r < b->n_rows; r++)
+        p->kernels->accumulate(b->y + (size_t)r * b->stride, bias + b->out, b->n_out);
+}
+
+/* Quantized weights in place: packed here if that is worth it. */
+static void kvc__block_weights(const kvc__plan *p, const kvc__block *b, const kvc__matrix *m,
+    uint32_t worker, kvc__mm *a, int *packed)
+{
+    uint32_t g;
+    a->w_stride = 16 * m->row_size;
+    *packed = 1;
+    if (m->packed != NULL) {
+        a->w = m->packed + b->out / 16 * a->w_stride;
+    } else if (kvc__is_quantized(m) && b->n_rows >= KVC__PACK_ROWS) {
+        unsigned char *dst = p->s.packs + worker * p->s.pack_size;
+        a->w = dst;
+        for (g = 0; g < b->n_out; g += 16, dst += a->w_stride)
+            kvc__pack_group(dst, m->data + (size_t)(b->out + g) * m->row_size,
+                b->n_out - g < 16 ? b->n_out - g : 16, m->row_size, m->type);
+    } else {
+        a->w = m->data + b->out * m->row_size;
+        a->w_stride = m->row_size;
+        *packed = 0;
+    }
+}
+
+static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc__block *b,
+    uint32_t worker)
+{
+    const kvc__matrix *m = op->mats[b->mat];
+    kvc__mm a;
+    int packed;
+    memset(&a, 0, sizeof a);
+    kvc__block_weights(p, b, m, worker, &a, &packed);
+    a.k = m->n_in;
+    a.x = op->src + (size_t)b->row * a.k;
+    a.x_stride = a.k;
+    if (kvc__is_quantized(m)) {
+        a.x8_height = kvc__q8_height(op->n_rows);
+        a.x8 = op->src_q8 + kvc__q8_offset(b->row, a.x8_height, a.k, 0);
+    }
+    a.n_out = b->n_out;
+    a.n_rows = b->n_rows;
+    a.y = b->y;
+    a.y_stride = b->stride;
+    a.lanes = p->s.lanes + (size_t)worker * KVC__LANE_FLOATS;
+    kvc__mm_pick(p->kernels, m->type, packed)(&a);
+    if (m->bias != NULL) kvc__block_bias(p, b, m->bias);
+}
+
+/* Writes a finished block to dst, or adds it to the residual stream there. */
+static void kvc__block_finish(const kvc__plan *p, const kvc__op *op, const kvc__block *b)
+{
+    uint32_t r;
+    for (r = 0; r < b->n_rows; r++) {
+        const float *y = b->y + (size_t)r * b->stride;
+        float *dst = op->dst[b->mat] + (size_t)(b->row + r) * op->mats[b->mat]->n_out + b->out;
+        if (op->add_to_x) p->kernels->accumulate(dst, y, b->n_out);
+        else memcpy(dst, y, b->n_out * sizeof(float));
+    }
+}
+
+/* The same for a gated pair of blocks. */
+static void kvc__block_gate(const kvc__plan *p, const kvc__op *op, const kvc__block *gate,
+    const kvc__block *up)
+{
+    uint32_t r, width = op->mats[0]->n_out;
+    for (r = 0; r < gate->n_rows; r++) {
+        float *g = gate->y + (size_t)r * gate->stride;
+        uint32_t row = gate->row + r;
+        p->kernels->silu_mul(g, up->y + (size_t)r * up->stride, gate->n_out);
+        memcpy(op->dst[0] + (size_t)row * width + gate->out, g, gate->n_out * sizeof(float));
+        if (op->quantize != NULL)
+            kvc__quantize_part(p, op, g, width, row, gate->out, gate->n_out);
     }
 }
 
 static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
 {
-    uint32_t row_blocks = kvc__div_up(op->n_rows, op->block_rows), mat = 0, row, out;
+    uint32_t row_blocks = kvc__div_up(op->n_rows, op->block_rows), n_out;
+    kvc__block b, up;
     uint64_t n;
-    const kvc__matrix *m;
-    kvc__mm a;
-    for (;; mat++, unit -= n) {
-        n = (uint64_t)kvc__div_up(op->mats[mat]->n_out, op->block_outs) * row_blocks;
+    for (b.mat = 0;; b.mat++, unit -= n) {
+        n = (uint64_t)kvc__div_up(op->mats[b.mat]->n_out, op->block_outs) * row_blocks;
         if (unit < n) break;
     }
-    m = op->mats[mat];
-    row = (uint32_t)(unit % row_blocks) * op->block_rows;
-    out = (uint32_t)(unit / row_blocks) * op->block_outs;
-    a.w = m->data + out * m->row_size;
-    a.w_stride = m->row_size;
-    a.k = m->n_in;
-    a.x = op->src + (size_t)row * a.k;
-    a.x_stride = a.k;
-    a.xq = p->s.xq != NULL ? p->s.xq + (size_t)row * a.k : NULL;
-    a.xd = p->s.xq != NULL ? p->s.xd + (size_t)row * (a.k / 32) : NULL;
-    a.xsum = p->s.xq != NULL ? p->s.xsum + (size_t)row * (a.k / 32) : NULL;
-    a.n_out = m->n_out - out < op->block_outs ? m->n_out - out : op->block_outs;
-    a.n_rows = op->n_rows - row < op->block_rows ? op->n_rows - row : op->block_rows;
-    a.y = p->s.blocks + (size_t)worker * KVC__BLOCK_FLOATS;
-    a.y_stride = op->block_outs;
-    kvc__mm_pick(p->kernels, m->type)(&a);
-    kvc__matrix_finish(op, mat, &a, row, out);
+    n_out = op->mats[b.mat]->n_out;
+    b.row = (uint32_t)(unit % row_blocks) * op->block_rows;
+    b.out = (uint32_t)(unit / row_blocks) * op->block_outs;
+    b.n_rows = op->n_rows - b.row < op->block_rows ? op->n_rows - b.row : op->block_rows;
+    b.n_out = n_out - b.out < op->block_outs ? n_out - b.out : op->block_outs;
+    b.y = p->s.blocks + (size_t)worker * 2 * KVC__BLOCK_FLOATS;
+    b.stride = op->block_outs;
+    kvc__block_compute(p, op, &b, worker);
+    if (!op->gated) {
+        kvc__block_finish(p, op, &b);
+        return;
+    }
+    up = b;
+    up.mat = 1;
+    up.y += KVC__BLOCK_FLOATS;
+    kvc__block_compute(p, op, &up, worker);
+    kvc__block_gate(p, op, &b, &up);
 }
 
 #if KVC_USE_CBLAS
@@ -5929,7 +6248,8 @@ static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, u
     case KVC__OP_ATTEND: kvc__attend_run(p, op, row, worker); break;
     case KVC__OP_MERGE: kvc__attend_merge(p, op, row); break;
     case KVC__OP_QUANTIZE:
-        kvc__quantize_row(p, op->src + (size_t)row * op->width, op->width, row);
+        kvc__quantize_part(p, op, op->src + (size_t)row * op->width, op->width, row, 0,
+            op->width);
         break;
     case KVC__OP_GATE: kvc__gate_row(p, op, row); break;
     }
@@ -5944,14 +6264,22 @@ static void kvc__op_run(const kvc__plan *p, const kvc__op *op, uint32_t tile, ui
 
 /* ------------------------------------------------------------------------------------------------
    >>step  Walking the plan; contexts, prefill, decode
-   The cursor of a step is one number: the operation and its next tile. Any thread may take the
-   next tile; the one that finishes the last tile of an operation moves the cursor to the next
-   operation. Who takes which tile changes no result. Everything a step needs is checked and
+   The cursor of a step says which operation is computed and which of its tiles are taken. The
+   tiles are dealt out in runs, one for each thread, so that a thread reads memory in order; one
+   that has finished its run helps with the others. Whoever finishes the last tile of an operation
+   moves the cursor to the next. Who takes which tile changes no result. Everything a step needs is checked and
    reserved before its first tile, so that it cannot fail half-way; the sequence's position moves
    when it is done.
    ---------------------------------------------------------------------------------------------- */
+typedef struct kvc__run {
+    kvc__atomic at;             /* operation << 16 | next tile of the run */
+    char apart[60];             /* threads must not share a cache line */
+} kvc__run;
+
 typedef struct kvc__cursor {
-    kvc__atomic at;             /* operation << 16 | next tile */
+    kvc__run *runs;             /* [n_runs] */
+    uint32_t n_runs;
+    kvc__atomic op;
     kvc__atomic n_done;         /* finished tiles of the operation */
     kvc__atomic n_sleepers;
 #if !KVC_NO_THREADS
@@ -5983,13 +6311,13 @@ static void kvc__cursor_wait(kvc__cursor *c, uint32_t op)
 #else
     int i;
     for (i = 0; i < 600; i++) {
-        if (kvc__atomic_load(&c->at) >> 16 != op) return;
+        if (kvc__atomic_load(&c->op) != op) return;
         if (i < 500) kvc__cpu_relax();
         else kvc__thread_yield();
     }
     kvc__lock_enter(&c->lock);
     kvc__atomic_add(&c->n_sleepers, 1);
-    while (kvc__atomic_load(&c->at) >> 16 == op) kvc__cond_wait(&c->moved, &c->lock);
+    while (kvc__atomic_load(&c->op) == op) kvc__cond_wait(&c->moved, &c->lock);
     kvc__atomic_add(&c->n_sleepers, (uint32_t)-1);
     kvc__lock_leave(&c->lock);
 #endif
@@ -5999,8 +6327,10 @@ static void kvc__cursor_wait(kvc__cursor *c, uint32_t op)
    sleep either sees the new place or is seen here. */
 static void kvc__cursor_move(kvc__cursor *c, uint32_t op)
 {
+    uint32_t i;
     kvc__atomic_store(&c->n_done, 0);
-    kvc__atomic_store(&c->at, op << 16);
+    for (i = 0; i < c->n_runs; i++) kvc__atomic_store(&c->runs[i].at, op << 16);
+    kvc__atomic_store(&c->op, op);
 #if !KVC_NO_THREADS
     if (kvc__atomic_load(&c->n_sleepers) != 0) {
         kvc__lock_enter(&c->lock);
@@ -6017,6 +6347,37 @@ static uint32_t kvc__plan_next(const kvc__plan *p, uint32_t op)
     return op;
 }
 
+/* The same, after doing operations of one tile on the way: handing those out would cost more than
+   they do. */
+static uint32_t kvc__plan_skip(const kvc__plan *p, uint32_t op, uint32_t worker)
+{
+    op = kvc__plan_next(p, op);
+    while (op < p->n_ops && p->ops[op].n_tiles == 1) {
+        kvc__op_run(p, &p->ops[op], 0, worker);
+        op = kvc__plan_next(p, op + 1);
+    }
+    return op;
+}
+
+/* Takes a tile: of the worker's own run, else of another. 0 if all are taken. The run tells which
+   operation the tile belongs to, which may be a later one than the caller has seen. */
+static int kvc__cursor_take(kvc_ctx *ctx, uint32_t worker, uint32_t *op, uint32_t *tile)
+{
+    kvc__cursor *c = &ctx->cursor;
+    uint32_t i, n = c->n_runs;
+    for (i = 0; i < n; i++) {
+        uint32_t run = (worker + i) % n, at = kvc__atomic_add(&c->runs[run].at, 1);
+        uint32_t n_tiles, end;
+        *op = at >> 16;
+        if (*op >= ctx->plan.n_ops) return 0;
+        n_tiles = ctx->plan.ops[*op].n_tiles;
+        *tile = (uint32_t)((uint64_t)n_tiles * run / n) + (at & 0xffffu);
+        end = (uint32_t)((uint64_t)n_tiles * (run + 1) / n);
+        if (*tile < end) return 1;
+    }
+    return 0;
+}
+
 /* What each thread of a step does. */
 static void kvc__walk(void *arg, uint32_t worker)
 {
@@ -6024,15 +6385,15 @@ static void kvc__walk(void *arg, uint32_t worker)
     kvc__cursor *c = &ctx->cursor;
     kvc__fp_mode mode = kvc__fp_enter();
     for (;;) {
-        uint32_t at = kvc__atomic_add(&c->at, 1), op = at >> 16, tile = at & 0xffffu;
-        if (op >= ctx->plan.n_ops) break;
-        if (tile >= ctx->plan.ops[op].n_tiles) {
-            kvc__cursor_wait(c, op);
+        uint32_t seen = kvc__atomic_load(&c->op), op, tile;
+        if (seen >= ctx->plan.n_ops) break;
+        if (!kvc__cursor_take(ctx, worker, &op, &tile)) {
+            kvc__cursor_wait(c, seen);
             continue;
         }
         kvc__op_run(&ctx->plan, &ctx->plan.ops[op], tile, worker);
         if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles)
-            kvc__cursor_move(c, kvc__plan_next(&ctx->plan, op + 1));
+            kvc__cursor_move(c, kvc__plan_skip(&ctx->plan, op + 1, worker));
     }
     kvc__fp_leave(mode);
 }
@@ -6051,6 +6412,7 @@ static void kvc__step_run(kvc_ctx *ctx, float *logits)
 
 static kvc_result kvc__ctx_defaults(kvc_ctx_desc *d, kvc_error *err)
 {
+    kvc_result r;
     if (d->start_canary != 0 || d->end_canary != 0)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
     if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
@@ -6058,10 +6420,7 @@ static kvc_result kvc__ctx_defaults(kvc_ctx_desc *d, kvc_error *err)
     if (d->n_batch > (1u << 20))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_batch", "more than 2^20");
     if (d->n_threads == 0) d->n_threads = 1;
-    if (d->n_threads > KVC__MAX_THREADS)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_threads", "more than 256");
-    if (KVC_NO_THREADS && d->n_threads > 1)
-        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "n_threads", "built with KVC_NO_THREADS");
+    if ((r = kvc__threads_check(d->n_threads, err)) != KVC_OK) return r;
     if ((uint32_t)d->isa > (uint32_t)KVC_ISA_AVX512_VNNI)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "isa", "not a kvc_isa");
     if (d->gemm != KVC_GEMM_BUILTIN && d->gemm != KVC_GEMM_CBLAS)
@@ -6074,25 +6433,19 @@ static kvc_result kvc__ctx_defaults(kvc_ctx_desc *d, kvc_error *err)
     return KVC_OK;
 }
 
-static int kvc__model_has_quantized(const kvc_model *m)
-{
-    uint32_t i;
-    int q = kvc__is_quantized(&m->output);
-    for (i = 0; i < m->n_layers; i++) {
-        const kvc__layer *l = &m->layers[i];
-        q = q || kvc__is_quantized(&l->q) || kvc__is_quantized(&l->k) || kvc__is_quantized(&l->v) ||
-            kvc__is_quantized(&l->o) || kvc__is_quantized(&l->gate) || kvc__is_quantized(&l->up) ||
-            kvc__is_quantized(&l->down);
-    }
-    return q;
-}
-
 /* [n_batch, width] floats */
 static float *kvc__take_rows(kvc__arena *arena, uint32_t n_batch, uint64_t width)
 {
     size_t n = 0;
     if (width > SIZE_MAX || !kvc__mul_size(&n, n_batch, (size_t)width)) arena->overflow = 1;
     return (float *)kvc__take(arena, n, sizeof(float));
+}
+
+/* n_batch rows of `width` elements in 8 bits */
+static unsigned char *kvc__take_q8(kvc__arena *arena, uint32_t n_batch, uint64_t width)
+{
+    uint32_t n = kvc__div_up(n_batch, KVC__Q8_ROWS) * KVC__Q8_ROWS;
+    return (unsigned char *)kvc__take_rows(arena, n, (width + 31) / 32 * (KVC__Q8_BYTES / 4));
 }
 
 /* Each thread's working memory and state of a group, and the parts. */
@@ -6112,9 +6465,9 @@ static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
 {
     const kvc_model *m = d->model;
     uint64_t q = (uint64_t)m->n_heads * m->head_dim, att = (uint64_t)m->n_heads * m->head_dim_v;
-    uint64_t widest = m->n_embd > m->n_ff ? m->n_embd : m->n_ff;
+    uint64_t narrow = m->n_embd > att ? m->n_embd : att;
+    uint64_t widest = narrow > m->n_ff ? narrow : m->n_ff;
     uint32_t n = d->n_batch;
-    if (att > widest) widest = att;
     memset(s, 0, sizeof *s);
     s->x = kvc__take_rows(arena, n, m->n_embd);
     s->norm = kvc__take_rows(arena, n, m->n_embd);
@@ -6125,13 +6478,16 @@ static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
     s->gate = kvc__take_rows(arena, n, m->n_ff);
     s->up = kvc__take_rows(arena, n, m->n_ff);
     s->angles = kvc__take_rows(arena, n, m->rope_dim);
-    if (kvc__model_has_quantized(m)) {
-        s->xq = (int8_t *)kvc__take_rows(arena, n, (widest + 3) / 4);
-        s->xd = kvc__take_rows(arena, n, (widest + 31) / 32);
-        s->xsum = (int32_t *)(void *)kvc__take_rows(arena, n, (widest + 31) / 32);
+    if (m->has_quantized) {
+        s->narrow = kvc__take_q8(arena, n, narrow);
+        s->wide = kvc__take_q8(arena, n, m->n_ff);
     }
+    s->pack_size = m->in_place_row * KVC__BLOCK_OUTS;
+    if (s->pack_size != 0)
+        s->packs = (unsigned char *)kvc__take_rows(arena, d->n_threads, s->pack_size / 4);
     s->logits = kvc__take_rows(arena, 1, m->n_vocab);
-    s->blocks = kvc__take_rows(arena, d->n_threads, KVC__BLOCK_FLOATS);
+    s->blocks = kvc__take_rows(arena, d->n_threads, 2 * KVC__BLOCK_FLOATS);
+    s->lanes = kvc__take_rows(arena, d->n_threads, KVC__LANE_FLOATS);
     if (d->gemm == KVC_GEMM_CBLAS) s->panel = kvc__take_rows(arena, KVC__PANEL, widest);
     kvc__scratch_attention(arena, d, s);
 }
@@ -6147,21 +6503,24 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     kvc__group *groups = (kvc__group *)kvc__take(arena, d->n_batch, sizeof *groups);
     kvc__crew_member *members =
         (kvc__crew_member *)kvc__take(arena, d->n_threads - 1, sizeof *members);
+    kvc__run *runs = (kvc__run *)kvc__take(arena, d->n_threads, sizeof *runs);
     kvc__scratch scratch;
     kvc__scratch_layout(arena, d, &scratch);
     if (ctx == NULL) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->desc = *d;
     ctx->members = members;
+    ctx->cursor.runs = runs;
+    ctx->cursor.n_runs = d->n_threads;
     ctx->plan.model = d->model;
     ctx->plan.kernels = kvc__kernels_pick(d->isa);
     ctx->plan.gemm = d->gemm;
+    ctx->plan.n_threads = d->n_threads;
     ctx->plan.s = scratch;
     ctx->plan.ops = ops;
     ctx->plan.rows = rows;
     ctx->plan.wanted = wanted;
     ctx->plan.groups = groups;
-    ctx->plan.n_threads = d->n_threads;
     ctx->plan.n_head_groups = d->model->n_kv_heads *
         kvc__div_up(d->model->n_heads / d->model->n_kv_heads, KVC__MAX_QUERIES);
     kvc__plan_build(&ctx->plan);
@@ -6742,6 +7101,9 @@ KVC_API kvc_result kvc_model_open(kvc_model **out, const kvc_model_desc *desc, k
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "path", "give either path or data");
     if (desc->path != NULL && KVC_NO_FILES)
         return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "path", "built with KVC_NO_FILES");
+    if ((uint32_t)desc->weights > (uint32_t)KVC_WEIGHTS_IN_PLACE)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "weights", "not a kvc_weights");
+    if ((r = kvc__threads_check(desc->n_threads, err)) != KVC_OK) return r;
     if (!kvc__allocator_resolve(&a, &desc->allocator, NULL))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
     m = (kvc_model *)kvc__alloc(&a, sizeof *m, 64);
@@ -6791,7 +7153,9 @@ KVC_API void kvc_model_query(const kvc_model *model, kvc_model_info *info)
     info->window = m->window;
     info->n_params = m->n_params;
     info->weights_size = m->weights_size;
-    info->memory_size = sizeof *m + m->block_size + m->gguf.block_size + m->vocab.memory_size;
+    info->packed_size = m->packed_size;
+    info->memory_size = sizeof *m + m->block_size + m->packed_size + m->gguf.block_size +
+        m->vocab.memory_size;
     info->bos = m->vocab.bos;
     info->eos = m->vocab.eos;
     info->eot = m->vocab.eot;
@@ -7119,7 +7483,9 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed)
 /* ---- vocabulary: 16 float lanes ---- */
 #if KVC__PASS >= 4          /* AVX-512 */
 typedef struct KVC__(vec) { __m512 v; } KVC__(vec);
-#define KVC__ROW_TILE 4     /* rows of x in a register tile */
+#define KVC__ROW_TILE 6         /* rows of a register tile, float weights; divides KVC__LANE_ROWS */
+#define KVC__BLOCK_ROW_TILE 6   /* rows of a register tile, packed blocks */
+#define KVC__OUT_PIECES 2       /* pieces of outputs of that tile, at least 16 / KVC__NATIVE */
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7181,7 +7547,9 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 }
 #elif KVC__PASS == 3        /* AVX2 */
 typedef struct KVC__(vec) { __m256 a, b; } KVC__(vec);
-#define KVC__ROW_TILE 1
+#define KVC__ROW_TILE 3
+#define KVC__BLOCK_ROW_TILE 2
+#define KVC__OUT_PIECES 2
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7263,7 +7631,9 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) x)
 }
 #elif KVC__PASS == 2        /* NEON */
 typedef struct KVC__(vec) { float32x4_t a, b, c, d; } KVC__(vec);
-#define KVC__ROW_TILE 1
+#define KVC__ROW_TILE 6
+#define KVC__BLOCK_ROW_TILE 3
+#define KVC__OUT_PIECES 4
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7367,6 +7737,8 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) x)
 #else                       /* base: plain C */
 typedef struct KVC__(vec) { float v[16]; } KVC__(vec);
 #define KVC__ROW_TILE 1
+#define KVC__BLOCK_ROW_TILE 1
+#define KVC__OUT_PIECES 1
 #define KVC__EACH(expr) \
     { \
         int i; \
@@ -7459,6 +7831,41 @@ KVC__FORCE float KVC__(max_lane)(KVC__(vec) a)
 }
 #endif
 
+/* The sums of four vectors that follow each other in memory. */
+#if KVC__PASS >= 4
+KVC__FORCE void KVC__(sum4)(float *y, const float *p)
+{
+    const __m512i pick = _mm512_setr_epi32(0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12, 0, 4, 8, 12);
+    __m512 a = _mm512_loadu_ps(p), b = _mm512_loadu_ps(p + 16);
+    __m512 c = _mm512_loadu_ps(p + 32), d = _mm512_loadu_ps(p + 48);
+    a = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    c = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    a = _mm512_add_ps(_mm512_shuffle_f32x4(a, c, 0x88), _mm512_shuffle_f32x4(a, c, 0xdd));
+    a = _mm512_add_ps(a, _mm512_permute_ps(a, 0x4e));
+    a = _mm512_add_ps(a, _mm512_permute_ps(a, 0xb1));
+    _mm_storeu_ps(y, _mm512_castps512_ps128(_mm512_permutexvar_ps(pick, a)));
+}
+#elif KVC__PASS == 3
+KVC__FORCE void KVC__(sum4)(float *y, const float *p)
+{
+    __m256 a = _mm256_add_ps(_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8));
+    __m256 b = _mm256_add_ps(_mm256_loadu_ps(p + 16), _mm256_loadu_ps(p + 24));
+    __m256 c = _mm256_add_ps(_mm256_loadu_ps(p + 32), _mm256_loadu_ps(p + 40));
+    __m256 d = _mm256_add_ps(_mm256_loadu_ps(p + 48), _mm256_loadu_ps(p + 56));
+    a = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+    c = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    a = _mm256_add_ps(_mm256_shuffle_ps(a, c, 0x44), _mm256_shuffle_ps(a, c, 0xee));
+    a = _mm256_add_ps(_mm256_shuffle_ps(a, a, 0x88), _mm256_shuffle_ps(a, a, 0xdd));
+    _mm_storeu_ps(y, _mm_unpacklo_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
+}
+#else
+KVC__FORCE void KVC__(sum4)(float *y, const float *p)
+{
+    int o;
+    for (o = 0; o < 4; o++) y[o] = KVC__(sum)(KVC__(load)(p + 16 * o));
+}
+#endif
+
 /* Asks for the cache line `ahead` bytes after p, which may lie past the end of everything. A decode
    reads four rows at once and each row briefly: too short for the processor to see where it leads,
    so a tile asks for the rows of the next one. */
@@ -7524,6 +7931,14 @@ KVC__FORCE KVC__(ints) KVC__(dot_us)(KVC__(bytes) u, KVC__(bytes) s)
     return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
 #endif
 }
+/* the sum of 32 signed bytes */
+KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
+{
+    __m256i t = KVC__(dot_us)(_mm256_set1_epi8(1), KVC__(load_bytes)(p));
+    __m128i u = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
+    u = _mm_add_epi32(u, _mm_shuffle_epi32(u, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(u, _mm_shuffle_epi32(u, 0xb1)));
+}
 /* both signed; b has no -128 */
 KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
 {
@@ -7571,6 +7986,10 @@ KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
     r.a = vreinterpretq_s8_u8(vandq_u8(t, vdupq_n_u8(15)));
     r.b = vreinterpretq_s8_u8(vshrq_n_u8(t, 4));
     return r;
+}
+KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
+{
+    return vaddlvq_s8(vld1q_s8(p)) + vaddlvq_s8(vld1q_s8(p + 16));
 }
 KVC__FORCE int32x4_t KVC__(dot16)(int8x16_t x, int8x16_t y)
 {
@@ -7629,6 +8048,13 @@ KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
     }
     return r;
 }
+KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
+{
+    int32_t sum = 0;
+    int i;
+    for (i = 0; i < 32; i++) sum += p[i];
+    return sum;
+}
 KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
 {
     KVC__(ints) r;
@@ -7657,6 +8083,339 @@ KVC__FORCE KVC__(quad) KVC__(quad_fma)(KVC__(quad) a, KVC__(quad) b, KVC__(quad)
     KVC__EACH(kvc__fmaf(a.v[i], b.v[i], c.v[i]))
 #undef KVC__EACH
 KVC__FORCE void KVC__(quad_store)(float *p, KVC__(quad) a) { memcpy(p, a.v, sizeof a.v); }
+#endif
+
+/* ---- vocabulary: the processor's own registers ----
+   Where many rows are computed at once the accumulators must fit the register file, so these
+   kernels work in pieces of KVC__NATIVE lanes. Lane i of a piece that begins at lane j of a `vec`
+   holds what lane i + j of the vec would. */
+#if KVC__PASS >= 4 || KVC__PASS == 1
+#define KVC__NATIVE 16
+typedef KVC__(vec) KVC__(native);
+KVC__FORCE KVC__(native) KVC__(native_set1)(float x) { return KVC__(set1)(x); }
+KVC__FORCE KVC__(native) KVC__(native_load)(const float *p) { return KVC__(load)(p); }
+KVC__FORCE void KVC__(native_store)(float *p, KVC__(native) a) { KVC__(store)(p, a); }
+KVC__FORCE KVC__(native) KVC__(native_load_w)(const unsigned char *p, int type)
+{
+    return KVC__(load_w)(p, type);
+}
+KVC__FORCE KVC__(native) KVC__(native_mul)(KVC__(native) a, KVC__(native) b)
+{
+    return KVC__(mul)(a, b);
+}
+KVC__FORCE KVC__(native) KVC__(native_fma)(KVC__(native) a, KVC__(native) b, KVC__(native) c)
+{
+    return KVC__(fma)(a, b, c);
+}
+#elif KVC__PASS == 3
+#define KVC__NATIVE 8
+typedef __m256 KVC__(native);
+KVC__FORCE KVC__(native) KVC__(native_set1)(float x) { return _mm256_set1_ps(x); }
+KVC__FORCE KVC__(native) KVC__(native_load)(const float *p) { return _mm256_loadu_ps(p); }
+KVC__FORCE void KVC__(native_store)(float *p, KVC__(native) a) { _mm256_storeu_ps(p, a); }
+KVC__FORCE KVC__(native) KVC__(native_load_w)(const unsigned char *p, int type)
+{
+    __m128i t;
+    if (type == KVC__F32) return _mm256_loadu_ps((const float *)(const void *)p);
+    t = _mm_loadu_si128((const __m128i *)(const void *)p);
+    if (type == KVC__F16) return _mm256_cvtph_ps(t);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(t), 16));
+}
+KVC__FORCE KVC__(native) KVC__(native_mul)(KVC__(native) a, KVC__(native) b)
+{
+    return _mm256_mul_ps(a, b);
+}
+KVC__FORCE KVC__(native) KVC__(native_fma)(KVC__(native) a, KVC__(native) b, KVC__(native) c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+#else
+#define KVC__NATIVE 4
+typedef float32x4_t KVC__(native);
+KVC__FORCE KVC__(native) KVC__(native_set1)(float x) { return vdupq_n_f32(x); }
+KVC__FORCE KVC__(native) KVC__(native_load)(const float *p) { return vld1q_f32(p); }
+KVC__FORCE void KVC__(native_store)(float *p, KVC__(native) a) { vst1q_f32(p, a); }
+KVC__FORCE KVC__(native) KVC__(native_load_w)(const unsigned char *p, int type)
+{
+    uint8x8_t t;
+    if (type == KVC__F32) return vreinterpretq_f32_u8(vld1q_u8(p));
+    t = vld1_u8(p);
+    if (type == KVC__F16) return vcvt_f32_f16(vreinterpret_f16_u8(t));
+    return vreinterpretq_f32_u32(vshll_n_u16(vreinterpret_u16_u8(t), 16));
+}
+KVC__FORCE KVC__(native) KVC__(native_mul)(KVC__(native) a, KVC__(native) b)
+{
+    return vmulq_f32(a, b);
+}
+KVC__FORCE KVC__(native) KVC__(native_fma)(KVC__(native) a, KVC__(native) b, KVC__(native) c)
+{
+    return vfmaq_f32(c, a, b);
+}
+#endif
+
+/* ---- vocabulary: integer dot products over packed blocks ----
+   Packed weights hold, for each step of 4 elements, 4 codes of each of 16 outputs; a piece is the
+   codes of KVC__NATIVE outputs. dots_add adds the 4 products of every output to its lane; x4 is 4
+   bytes of x for all of them. `nibbles` (a constant) says that codes are 0 to 15, not signed bytes.
+   A set may read codes as unsigned, `zero` above what they mean: dots_init and dots_end together
+   add `start`, which is -zero times the sum of the block's x. */
+#define KVC__ZERO_NIBBLES 8
+#if KVC__PASS == 5
+#define KVC__ZERO_BYTES 128
+typedef __m512i KVC__(codes);
+typedef __m512i KVC__(dots);
+typedef __m512i KVC__(x4);
+KVC__FORCE KVC__(codes) KVC__(codes_bytes)(const unsigned char *p)
+{
+    return _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(-128));
+}
+KVC__FORCE KVC__(codes) KVC__(codes_low)(const unsigned char *p)
+{
+    return _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(15));
+}
+KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
+{
+    return _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15));
+}
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
+{
+    return _mm512_set1_epi32((int)kvc__rd32(p));
+}
+KVC__FORCE KVC__(dots) KVC__(dots_init)(int32_t start, int nibbles)
+{
+    (void)nibbles;
+    return _mm512_set1_epi32(start);
+}
+KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4) x, int nibbles)
+{
+    (void)nibbles;
+    return _mm512_dpbusd_epi32(acc, c, x);
+}
+KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nibbles)
+{
+    KVC__(native) r;
+    (void)start;
+    (void)nibbles;
+    r.v = _mm512_cvtepi32_ps(acc);
+    return r;
+}
+KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
+{
+    return KVC__(load_f16)(p);
+}
+#elif KVC__PASS == 4
+#define KVC__ZERO_BYTES 0
+typedef struct KVC__(codes) { __m512i size; __mmask64 negative; } KVC__(codes);
+typedef __m512i KVC__(dots);
+typedef __m512i KVC__(x4);
+KVC__FORCE KVC__(codes) KVC__(codes_bytes)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    __m512i t = _mm512_loadu_si512(p);
+    r.size = _mm512_abs_epi8(t);
+    r.negative = _mm512_movepi8_mask(t);
+    return r;
+}
+KVC__FORCE KVC__(codes) KVC__(codes_low)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    r.size = _mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi8(15));
+    r.negative = 0;
+    return r;
+}
+KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    r.size = _mm512_and_si512(_mm512_srli_epi16(_mm512_loadu_si512(p), 4), _mm512_set1_epi8(15));
+    r.negative = 0;
+    return r;
+}
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
+{
+    return _mm512_set1_epi32((int)kvc__rd32(p));
+}
+KVC__FORCE KVC__(dots) KVC__(dots_init)(int32_t start, int nibbles)
+{
+    return nibbles ? _mm512_setzero_si512() : _mm512_set1_epi32(start);
+}
+/* Pairs of products fit in 16 bits; of nibbles all eight steps of a block do. */
+KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4) x, int nibbles)
+{
+    if (nibbles) return _mm512_add_epi16(acc, _mm512_maddubs_epi16(c.size, x));
+    x = _mm512_mask_sub_epi8(x, c.negative, _mm512_setzero_si512(), x);
+    return _mm512_add_epi32(acc,
+        _mm512_madd_epi16(_mm512_maddubs_epi16(c.size, x), _mm512_set1_epi16(1)));
+}
+KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nibbles)
+{
+    KVC__(native) r;
+    if (nibbles)
+        acc = _mm512_add_epi32(_mm512_madd_epi16(acc, _mm512_set1_epi16(1)),
+            _mm512_set1_epi32(start));
+    r.v = _mm512_cvtepi32_ps(acc);
+    return r;
+}
+KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
+{
+    return KVC__(load_f16)(p);
+}
+#elif KVC__PASS == 3
+#define KVC__ZERO_BYTES 0
+typedef struct KVC__(codes) { __m256i size, sign; } KVC__(codes);
+typedef __m256i KVC__(dots);
+typedef __m256i KVC__(x4);
+KVC__FORCE KVC__(codes) KVC__(codes_bytes)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    r.sign = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    r.size = _mm256_abs_epi8(r.sign);
+    return r;
+}
+KVC__FORCE KVC__(codes) KVC__(codes_low)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    r.sign = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    r.size = _mm256_and_si256(r.sign, _mm256_set1_epi8(15));
+    return r;
+}
+KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    r.sign = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    r.size = _mm256_and_si256(_mm256_srli_epi16(r.sign, 4), _mm256_set1_epi8(15));
+    return r;
+}
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
+{
+    return _mm256_set1_epi32((int)kvc__rd32(p));
+}
+KVC__FORCE KVC__(dots) KVC__(dots_init)(int32_t start, int nibbles)
+{
+    return nibbles ? _mm256_setzero_si256() : _mm256_set1_epi32(start);
+}
+/* Pairs of products fit in 16 bits; of nibbles all eight steps of a block do. */
+KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4) x, int nibbles)
+{
+    if (nibbles) return _mm256_add_epi16(acc, _mm256_maddubs_epi16(c.size, x));
+    return _mm256_add_epi32(acc,
+        _mm256_madd_epi16(_mm256_maddubs_epi16(c.size, _mm256_sign_epi8(x, c.sign)),
+            _mm256_set1_epi16(1)));
+}
+KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nibbles)
+{
+    if (nibbles)
+        acc = _mm256_add_epi32(_mm256_madd_epi16(acc, _mm256_set1_epi16(1)),
+            _mm256_set1_epi32(start));
+    return _mm256_cvtepi32_ps(acc);
+}
+KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
+{
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+#elif KVC__PASS == 2
+#define KVC__ZERO_BYTES 0
+typedef int8x16_t KVC__(codes);
+typedef int32x4_t KVC__(dots);
+typedef int8x16_t KVC__(x4);
+KVC__FORCE KVC__(codes) KVC__(codes_bytes)(const unsigned char *p)
+{
+    return vreinterpretq_s8_u8(vld1q_u8(p));
+}
+KVC__FORCE KVC__(codes) KVC__(codes_low)(const unsigned char *p)
+{
+    return vreinterpretq_s8_u8(vandq_u8(vld1q_u8(p), vdupq_n_u8(15)));
+}
+KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
+{
+    return vreinterpretq_s8_u8(vshrq_n_u8(vld1q_u8(p), 4));
+}
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
+{
+    return vreinterpretq_s8_u32(vdupq_n_u32(kvc__rd32(p)));
+}
+KVC__FORCE KVC__(dots) KVC__(dots_init)(int32_t start, int nibbles)
+{
+    (void)nibbles;
+    return vdupq_n_s32(start);
+}
+KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4) x, int nibbles)
+{
+    int16x8_t lo = vmull_s8(vget_low_s8(c), vget_low_s8(x));
+    int16x8_t hi = vmull_s8(vget_high_s8(c), vget_high_s8(x));
+    (void)nibbles;
+    return vaddq_s32(acc, vpaddq_s32(vpaddlq_s16(lo), vpaddlq_s16(hi)));
+}
+KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nibbles)
+{
+    (void)start;
+    (void)nibbles;
+    return vcvtq_f32_s32(acc);
+}
+KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
+{
+    return vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p)));
+}
+#else
+#define KVC__ZERO_BYTES 0
+typedef struct KVC__(codes) { int8_t v[64]; } KVC__(codes);
+typedef struct KVC__(dots) { int32_t v[16]; } KVC__(dots);
+typedef struct KVC__(x4) { int8_t v[4]; } KVC__(x4);
+KVC__FORCE KVC__(codes) KVC__(codes_bytes)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+KVC__FORCE KVC__(codes) KVC__(codes_low)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    int i;
+    for (i = 0; i < 64; i++) r.v[i] = (int8_t)(p[i] & 15);
+    return r;
+}
+KVC__FORCE KVC__(codes) KVC__(codes_high)(const unsigned char *p)
+{
+    KVC__(codes) r;
+    int i;
+    for (i = 0; i < 64; i++) r.v[i] = (int8_t)(p[i] >> 4);
+    return r;
+}
+KVC__FORCE KVC__(x4) KVC__(x4_load)(const unsigned char *p)
+{
+    KVC__(x4) r;
+    memcpy(r.v, p, sizeof r.v);
+    return r;
+}
+KVC__FORCE KVC__(dots) KVC__(dots_init)(int32_t start, int nibbles)
+{
+    KVC__(dots) r;
+    int i;
+    (void)nibbles;
+    for (i = 0; i < 16; i++) r.v[i] = start;
+    return r;
+}
+KVC__FORCE KVC__(dots) KVC__(dots_add)(KVC__(dots) acc, KVC__(codes) c, KVC__(x4) x, int nibbles)
+{
+    int i;
+    (void)nibbles;
+    for (i = 0; i < 16; i++)
+        acc.v[i] += c.v[4 * i] * x.v[0] + c.v[4 * i + 1] * x.v[1] + c.v[4 * i + 2] * x.v[2] +
+            c.v[4 * i + 3] * x.v[3];
+    return acc;
+}
+KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nibbles)
+{
+    KVC__(native) r;
+    int i;
+    (void)start;
+    (void)nibbles;
+    for (i = 0; i < 16; i++) r.v[i] = (float)acc.v[i];
+    return r;
+}
+KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
+{
+    return KVC__(load_f16)(p);
+}
 #endif
 
 /* ---- element-wise ---- */
@@ -7727,147 +8486,363 @@ static void KVC__(silu_mul)(float *gate, const float *up, uint32_t n)
             KVC__(silu_mul16)(KVC__(load_n)(gate + i, n - i), KVC__(load_n)(up + i, n - i)), n - i);
 }
 
+/* y += x */
+static void KVC__(accumulate)(float *y, const float *x, uint32_t n)
+{
+    uint32_t i;
+    for (i = 0; i + 16 <= n; i += 16)
+        KVC__(store)(y + i, KVC__(add)(KVC__(load)(y + i), KVC__(load)(x + i)));
+    for (; i < n; i++) y[i] += x[i];
+}
+
 /* Rounds a row to 8 bits, 32 elements at a time: d = largest magnitude / 127, q = nearest(x / d)
    with ties to even, sum = sum of q. n is a multiple of 32. A block whose largest magnitude is
    below 1e-30 becomes zero; one with infinity or NaN gets the scale NaN, which then shows in the
    logits. */
-static void KVC__(quantize)(const float *x, uint32_t n, int8_t *q, float *d, int32_t *sum)
+static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint32_t slot,
+    uint32_t height)
 {
-    uint32_t b, j;
-    for (b = 0; b < n / 32; b++, x += 32, q += 32) {
+    uint32_t b;
+    for (b = 0; b < n / 32; b++, x += 32, q8 += height * KVC__Q8_BYTES) {
         KVC__(vec) lo = KVC__(load)(x), hi = KVC__(load)(x + 16), zero = KVC__(set1)(0.0f), scale;
         KVC__(vec) mag = KVC__(max)(KVC__(max)(lo, KVC__(sub)(zero, lo)),
             KVC__(max)(hi, KVC__(sub)(zero, hi)));
+        int8_t *q = (int8_t *)q8 + 32 * slot;
+        float *d = (float *)(void *)(q8 + 32 * height) + slot;
+        int32_t *sum = (int32_t *)(void *)(q8 + 36 * height) + slot;
         float amax = KVC__(max_lane)(mag);
         float nan_sum = KVC__(sum)(KVC__(add)(KVC__(mul)(lo, zero), KVC__(mul)(hi, zero)));
-        int32_t s = 0;
         if (!(amax <= FLT_MAX) || nan_sum != nan_sum || !(amax >= 1e-30f)) {
             memset(q, 0, 32);
-            d[b] = amax < 1e-30f && nan_sum == nan_sum ? 0.0f : kvc__bits_f32(0x7fc00000u);
-            sum[b] = 0;
+            *d = amax < 1e-30f && nan_sum == nan_sum ? 0.0f : kvc__bits_f32(0x7fc00000u);
+            *sum = 0;
             continue;
         }
-        d[b] = amax / 127.0f;
+        *d = amax / 127.0f;
         scale = KVC__(set1)(127.0f / amax);
         KVC__(store_i8)(q, KVC__(mul)(lo, scale));
         KVC__(store_i8)(q + 16, KVC__(mul)(hi, scale));
-        for (j = 0; j < 32; j++) s += q[j];
-        sum[b] = s;
+        *sum = KVC__(sum_bytes)(q);
     }
 }
 
-/* ---- matrix products ---- */
+/* ---- matrix products: float weights ----
+   A single row streams through memory four outputs at a time. For many rows the accumulators of
+   a register tile, 4 outputs by KVC__ROW_TILE rows, are pieces of the 16 lanes; k is cut into
+   chunks whose operands stay in the nearest caches, and between chunks the lanes wait in memory. */
 
-/* 4 outputs by n_r rows (a constant), float weights of a constant type. */
-KVC__FORCE void KVC__(tile_float)(const unsigned char *const w[4], size_t w_stride, const float *x,
-    size_t x_stride, uint32_t k, float y[4 * KVC__ROW_TILE], const int type, const uint32_t n_r)
+/* 4 outputs of one row. */
+KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], size_t w_stride, const float *x,
+    uint32_t k, float *y, const int type)
 {
     const size_t w_size = type == KVC__F32 ? 4 : 2, ahead = 4 * w_stride;
-    KVC__(vec) acc[4][KVC__ROW_TILE], wv[4], xv;
+    KVC__(vec) acc[4], xv;
+    uint32_t i, o;
+    KVC__FLAT
+    for (o = 0; o < 4; o++) acc[o] = KVC__(set1)(0.0f);
+    for (i = 0; i + 16 <= k; i += 16) {
+        xv = KVC__(load)(x + i);
+        KVC__FLAT
+        for (o = 0; o < 4; o++) {
+            acc[o] = KVC__(fma)(KVC__(load_w)(w[o] + i * w_size, type), xv, acc[o]);
+            KVC__(prefetch)(w[o] + i * w_size, ahead);
+        }
+    }
+    if (i < k) {
+        xv = KVC__(load_n)(x + i, k - i);
+        KVC__FLAT
+        for (o = 0; o < 4; o++)
+            acc[o] = KVC__(fma)(KVC__(load_w_n)(w[o] + i * w_size, type, k - i), xv, acc[o]);
+    }
+    KVC__FLAT
+    for (o = 0; o < 4; o++) y[o] = KVC__(sum)(acc[o]);
+}
+
+/* One piece of the lanes of a register tile, over elements [from, to) of w and x, whole vectors. */
+KVC__FORCE void KVC__(tile_piece)(const unsigned char *const w[4], const float *x, size_t x_stride,
+    uint32_t from, uint32_t to, float *lanes, const int fresh, const int type)
+{
+    const size_t w_size = type == KVC__F32 ? 4 : 2;
+    KVC__(native) acc[4][KVC__ROW_TILE], xv[KVC__ROW_TILE], wv[4];
     uint32_t i, o, r;
     KVC__FLAT
     for (o = 0; o < 4; o++) {
         KVC__FLAT
-        for (r = 0; r < n_r; r++) acc[o][r] = KVC__(set1)(0.0f);
+        for (r = 0; r < KVC__ROW_TILE; r++)
+            acc[o][r] = fresh ? KVC__(native_set1)(0.0f)
+                : KVC__(native_load)(lanes + 16 * (4 * r + o));
     }
-    for (i = 0; i + 16 <= k; i += 16) {
+    for (i = from; i < to; i += 16) {
+        if (KVC__ROW_TILE < 4) {        /* keep the fewer operands in registers */
+            KVC__FLAT
+            for (r = 0; r < KVC__ROW_TILE; r++)
+                xv[r] = KVC__(native_load)(x + r * x_stride + i);
+            KVC__FLAT
+            for (o = 0; o < 4; o++) {
+                wv[0] = KVC__(native_load_w)(w[o] + i * w_size, type);
+                KVC__FLAT
+                for (r = 0; r < KVC__ROW_TILE; r++)
+                    acc[o][r] = KVC__(native_fma)(wv[0], xv[r], acc[o][r]);
+            }
+        } else {
+            KVC__FLAT
+            for (o = 0; o < 4; o++) wv[o] = KVC__(native_load_w)(w[o] + i * w_size, type);
+            KVC__FLAT
+            for (r = 0; r < KVC__ROW_TILE; r++) {
+                xv[0] = KVC__(native_load)(x + r * x_stride + i);
+                KVC__FLAT
+                for (o = 0; o < 4; o++) acc[o][r] = KVC__(native_fma)(wv[o], xv[0], acc[o][r]);
+            }
+        }
+    }
+    KVC__FLAT
+    for (o = 0; o < 4; o++) {
+        KVC__FLAT
+        for (r = 0; r < KVC__ROW_TILE; r++)
+            KVC__(native_store)(lanes + 16 * (4 * r + o), acc[o][r]);
+    }
+}
+
+/* The elements past the last whole vector, padded with zeros. */
+KVC__FORCE void KVC__(tile_tail)(const unsigned char *const w[4], const float *x, size_t x_stride,
+    uint32_t from, uint32_t k, float *lanes, const int type)
+{
+    const size_t w_size = type == KVC__F32 ? 4 : 2;
+    uint32_t o, r;
+    for (o = 0; o < 4; o++) {
+        KVC__(vec) wv = KVC__(load_w_n)(w[o] + from * w_size, type, k - from);
+        for (r = 0; r < KVC__ROW_TILE; r++) {
+            float *at = lanes + 16 * (4 * r + o);
+            KVC__(vec) xv = KVC__(load_n)(x + r * x_stride + from, k - from);
+            KVC__(store)(at, KVC__(fma)(wv, xv, KVC__(load)(at)));
+        }
+    }
+}
+
+/* 4 outputs by KVC__ROW_TILE rows over the chunk [from, to) of k. lanes: [4 KVC__ROW_TILE, 16]. */
+KVC__FORCE void KVC__(tile_float)(const kvc__mm *a, uint32_t row, uint32_t out, uint32_t from,
+    uint32_t to, float *lanes, const int type)
+{
+    const size_t w_size = type == KVC__F32 ? 4 : 2;
+    const float *x = a->x + row * a->x_stride;
+    const unsigned char *w[4], *part[4];
+    uint32_t o, r, j, whole = to & ~15u;
+    for (o = 0; o < 4; o++)
+        w[o] = a->w + (size_t)(out + o < a->n_out ? out + o : a->n_out - 1) * a->w_stride;
+    KVC__FLAT
+    for (j = 0; j < 16; j += KVC__NATIVE) {
+        for (o = 0; o < 4; o++) part[o] = w[o] + j * w_size;
+        if (from == 0)
+            KVC__(tile_piece)(part, x + j, a->x_stride, from, whole, lanes + j, 1, type);
+        else
+            KVC__(tile_piece)(part, x + j, a->x_stride, from, whole, lanes + j, 0, type);
+    }
+    if (whole < to) KVC__(tile_tail)(w, x, a->x_stride, whole, to, lanes, type);
+    if (to < a->k) return;
+    for (r = 0; r < KVC__ROW_TILE; r++)
+        KVC__(sum4)(a->y + (row + r) * a->y_stride + out, lanes + 64 * r);
+}
+
+/* Rows [row, row + n_rows), at least KVC__ROW_TILE: the last tile overlaps the one before it, which
+   computes some rows again. */
+KVC__FORCE void KVC__(rows_float)(const kvc__mm *a, uint32_t row, uint32_t n_rows, const int type)
+{
+    const uint32_t most = type == KVC__F32 ? KVC__CHUNK_F32 : KVC__CHUNK_F16;
+    const uint32_t n_chunks = (a->k + most - 1) / most;
+    const uint32_t chunk = ((a->k + n_chunks - 1) / n_chunks + 15u) & ~15u;
+    uint32_t from, to, r, out, last = row + n_rows - KVC__ROW_TILE;
+    for (from = 0; from < a->k; from = to) {
+        float *lanes = a->lanes;
+        to = a->k - from <= chunk ? a->k : from + chunk;
+        for (r = row; r < row + n_rows; r += KVC__ROW_TILE) {
+            for (out = 0; out < a->n_out; out += 4) {
+                KVC__(tile_float)(a, r < last ? r : last, out, from, to, lanes, type);
+                if (to < a->k || from > 0) lanes += 64 * KVC__ROW_TILE;
+            }
+        }
+    }
+}
+
+KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
+{
+    const unsigned char *w[4];
+    uint32_t row, out, o, n;
+    if (KVC__ROW_TILE > 1 && a->n_rows >= KVC__ROW_TILE) {
+        for (row = 0; row < a->n_rows; row += n) {
+            n = a->n_rows - row < KVC__LANE_ROWS ? a->n_rows - row : KVC__LANE_ROWS;
+            if (n < KVC__ROW_TILE) {
+                row = a->n_rows - KVC__ROW_TILE;
+                n = KVC__ROW_TILE;
+            }
+            KVC__(rows_float)(a, row, n, type);
+        }
+        return;
+    }
+    for (out = 0; out < a->n_out; out += 4) {
+        for (o = 0; o < 4; o++)
+            w[o] = a->w + (size_t)(out + o < a->n_out ? out + o : a->n_out - 1) * a->w_stride;
+        for (row = 0; row < a->n_rows; row++)
+            KVC__(row_float)(w, a->w_stride, a->x + row * a->x_stride, a->k,
+                a->y + row * a->y_stride + out, type);
+    }
+}
+
+/* ---- matrix products: weights in blocks, as they lie in the file ---- */
+
+/* Where a row's bytes of its first 32 elements lie; its scale and sum follow the group's bytes. */
+KVC__FORCE const unsigned char *KVC__(row_q8)(const kvc__mm *a, uint32_t row, uint32_t *slot)
+{
+    *slot = row % a->x8_height;
+    return a->x8 + kvc__q8_offset(row, a->x8_height, a->k, 0);
+}
+
+/* 4 outputs of one row. */
+KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
+    float *y, const int type)
+{
+    const size_t block_size = type == KVC__Q8_0 ? 34 : 18, ahead = 4 * a->w_stride;
+    const uint32_t height = a->x8_height;
+    KVC__(quad) acc = KVC__(quad_zero)();
+    uint32_t b, o, slot;
+    const unsigned char *x = KVC__(row_q8)(a, row, &slot);
+    for (b = 0; b < a->k / 32; b++, x += height * KVC__Q8_BYTES) {
+        const unsigned char *p[4];
+        KVC__(bytes) xv = KVC__(load_bytes)(x + 32 * slot);
+        float xd = kvc__rdf32(x + 32 * height + 4 * slot);
+        int32_t less = type == KVC__Q8_0 ? 0 : 8 * (int32_t)kvc__rd32(x + 36 * height + 4 * slot);
+        KVC__(ints) s[4];
         KVC__FLAT
         for (o = 0; o < 4; o++) {
-            wv[o] = KVC__(load_w)(w[o] + i * w_size, type);
-            if (n_r == 1) KVC__(prefetch)(w[o] + i * w_size, ahead);
+            p[o] = w[o] + b * block_size;
+            s[o] = type == KVC__Q8_0 ? KVC__(dot_ss)(KVC__(load_bytes)(p[o] + 2), xv)
+                : KVC__(dot_us)(KVC__(load_nibbles)(p[o] + 2), xv);
+            KVC__(prefetch)(p[o], ahead);
         }
-        KVC__FLAT
-        for (r = 0; r < n_r; r++) {
-            xv = KVC__(load)(x + r * x_stride + i);
-            KVC__FLAT
-            for (o = 0; o < 4; o++) acc[o][r] = KVC__(fma)(wv[o], xv, acc[o][r]);
-        }
+        acc = KVC__(quad_fma)(KVC__(totals)(s, less),
+            KVC__(quad_scale)(KVC__(scales)(p), xd), acc);
     }
-    if (i < k) {
+    KVC__(quad_store)(y, acc);
+}
+
+KVC__FORCE void KVC__(mm_blocks)(const kvc__mm *a, const int type)
+{
+    const unsigned char *w[4];
+    uint32_t row, out, o;
+    for (out = 0; out < a->n_out; out += 4) {
+        for (o = 0; o < 4; o++)
+            w[o] = a->w + (size_t)(out + o < a->n_out ? out + o : a->n_out - 1) * a->w_stride;
+        for (row = 0; row < a->n_rows; row++)
+            KVC__(row_blocks)(w, a, row, a->y + row * a->y_stride + out, type);
+    }
+}
+
+/* ---- matrix products: packed blocks ----
+   16 outputs lie together (see kvc__pack_group), so a register holds outputs side by side: no sum
+   across lanes is needed. A format joins by saying how the codes of a step and the scales of a
+   block are read. */
+
+/* The codes of elements 4 step to 4 step + 3; p: the first codes of the piece's first output. */
+KVC__FORCE KVC__(codes) KVC__(codes_at)(const unsigned char *p, uint32_t step, const int type)
+{
+    if (type == KVC__Q8_0) return KVC__(codes_bytes)(p + 64 * step);
+    return step < 4 ? KVC__(codes_low)(p + 64 * step) : KVC__(codes_high)(p + 64 * (step - 4));
+}
+
+/* n_p pieces of outputs by n_r rows (constants) of one group of `height` rows, from the piece at
+   output `out` on. */
+KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out, const int type,
+    const uint32_t n_p, const uint32_t n_r, const uint32_t height)
+{
+    const size_t block_size = 16 * (type == KVC__Q8_0 ? 34 : 18);
+    const int nibbles = type == KVC__Q4_0;
+    const int32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
+    const uint32_t n_blocks = a->k / 32;
+    const unsigned char *w[KVC__OUT_PIECES], *x, *d;
+    KVC__(native) acc[KVC__OUT_PIECES][KVC__BLOCK_ROW_TILE];
+    uint32_t b, p, r, j, slot;
+    x = KVC__(row_q8)(a, row, &slot);
+    d = x + 32 * height + 4 * slot;
+    x += 32 * slot;
+    for (p = 0; p < n_p; p++)
+        w[p] = a->w + (size_t)((out + p * KVC__NATIVE) / 16) * a->w_stride;
+    KVC__FLAT
+    for (p = 0; p < n_p; p++) {
         KVC__FLAT
-        for (o = 0; o < 4; o++) wv[o] = KVC__(load_w_n)(w[o] + i * w_size, type, k - i);
+        for (r = 0; r < n_r; r++) acc[p][r] = KVC__(native_set1)(0.0f);
+    }
+    for (b = 0; b < n_blocks; b++) {
+        KVC__(dots) s[KVC__OUT_PIECES][KVC__BLOCK_ROW_TILE];
+        KVC__(native) wd[KVC__OUT_PIECES];
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
-            xv = KVC__(load_n)(x + r * x_stride + i, k - i);
+            int32_t start = zero == 0 ? 0 : -zero * (int32_t)kvc__rd32(d + 4 * (height + r));
             KVC__FLAT
-            for (o = 0; o < 4; o++) acc[o][r] = KVC__(fma)(wv[o], xv, acc[o][r]);
+            for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_init)(start, nibbles);
         }
+        KVC__FLAT
+        for (j = 0; j < 8; j++) {
+            KVC__(codes) c[KVC__OUT_PIECES];
+            KVC__FLAT
+            for (p = 0; p < n_p; p++)
+                c[p] = KVC__(codes_at)(w[p] + 32 + 4 * ((out + p * KVC__NATIVE) % 16), j, type);
+            KVC__FLAT
+            for (r = 0; r < n_r; r++) {
+                KVC__(x4) xv = KVC__(x4_load)(x + 32 * r + 4 * j);
+                KVC__FLAT
+                for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_add)(s[p][r], c[p], xv, nibbles);
+            }
+        }
+        KVC__FLAT
+        for (p = 0; p < n_p; p++) {
+            wd[p] = KVC__(native_scales)(w[p] + 2 * ((out + p * KVC__NATIVE) % 16));
+            w[p] += block_size;
+        }
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) {
+            int32_t start = zero == 0 ? 0 : -zero * (int32_t)kvc__rd32(d + 4 * (height + r));
+            KVC__(native) xd = KVC__(native_set1)(kvc__rdf32(d + 4 * r));
+            KVC__FLAT
+            for (p = 0; p < n_p; p++)
+                acc[p][r] = KVC__(native_fma)(KVC__(dots_end)(s[p][r], start, nibbles),
+                    KVC__(native_mul)(wd[p], xd), acc[p][r]);
+        }
+        x += height * KVC__Q8_BYTES;
+        d += height * KVC__Q8_BYTES;
     }
     KVC__FLAT
     for (r = 0; r < n_r; r++) {
         KVC__FLAT
-        for (o = 0; o < 4; o++) y[4 * r + o] = KVC__(sum)(acc[o][r]);
+        for (p = 0; p < n_p; p++)
+            KVC__(native_store)(a->y + (row + r) * a->y_stride + out + p * KVC__NATIVE, acc[p][r]);
     }
 }
 
-/* 4 outputs by n_r rows, block weights of a constant type. */
-KVC__FORCE void KVC__(tile_block)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
-    float y[4 * KVC__ROW_TILE], const int type, const uint32_t n_r)
+/* Groups of rows in register tiles, places without a row too; the last outputs overlap their
+   neighbours. Single rows one by one, each through 16 outputs that then stay in the cache. */
+KVC__FORCE void KVC__(mm_packed)(const kvc__mm *a, const int type)
 {
-    const size_t block_size = type == KVC__Q8_0 ? 34 : 18, ahead = 4 * a->w_stride;
-    const uint32_t n_blocks = a->k / 32;
-    KVC__(quad) acc[KVC__ROW_TILE];
-    uint32_t b, o, r;
-    KVC__FLAT
-    for (r = 0; r < n_r; r++) acc[r] = KVC__(quad_zero)();
-    for (b = 0; b < n_blocks; b++) {
-        const unsigned char *p[4];
-        KVC__(bytes) wv[4], xv;
-        KVC__(ints) s[4];
-        KVC__(quad) d;
-        KVC__FLAT
-        for (o = 0; o < 4; o++) {
-            p[o] = w[o] + b * block_size;
-            wv[o] = type == KVC__Q8_0 ? KVC__(load_bytes)(p[o] + 2) : KVC__(load_nibbles)(p[o] + 2);
-            if (n_r == 1) KVC__(prefetch)(p[o], ahead);
+    const uint32_t outs = KVC__OUT_PIECES * KVC__NATIVE, all = (a->n_out + 15u) & ~15u;
+    uint32_t row, out;
+    if (KVC__BLOCK_ROW_TILE > 1 && a->x8_height == KVC__Q8_ROWS && all >= outs) {
+        for (row = 0; row < a->n_rows; row += KVC__BLOCK_ROW_TILE) {
+            for (out = 0; out < all; out += outs)
+                KVC__(tile_packed)(a, row, out < all - outs ? out : all - outs, type,
+                    KVC__OUT_PIECES, KVC__BLOCK_ROW_TILE, KVC__Q8_ROWS);
         }
-        d = KVC__(scales)(p);
-        KVC__FLAT
-        for (r = 0; r < n_r; r++) {
-            size_t at = (size_t)(row + r) * n_blocks + b;
-            xv = KVC__(load_bytes)(a->xq + (size_t)(row + r) * a->x_stride + 32 * (size_t)b);
-            KVC__FLAT
-            for (o = 0; o < 4; o++)
-                s[o] = type == KVC__Q8_0 ? KVC__(dot_ss)(wv[o], xv) : KVC__(dot_us)(wv[o], xv);
-            acc[r] = KVC__(quad_fma)(KVC__(totals)(s, type == KVC__Q8_0 ? 0 : 8 * a->xsum[at]),
-                KVC__(quad_scale)(d, a->xd[at]), acc[r]);
-        }
+        return;
     }
-    KVC__FLAT
-    for (r = 0; r < n_r; r++) KVC__(quad_store)(y + 4 * r, acc[r]);
+    for (out = 0; out < all; out += 16)
+        for (row = 0; row < a->n_rows; row++)
+            KVC__(tile_packed)(a, row, out, type, 16 / KVC__NATIVE, 1, a->x8_height);
 }
 
-/* 4 outputs by n_r rows at (row, out); past the last output the last one is computed again. */
-KVC__FORCE void KVC__(tile)(const kvc__mm *a, uint32_t row, uint32_t out, const int type,
-    const uint32_t n_r)
-{
-    const unsigned char *w[4];
-    float y[4 * KVC__ROW_TILE];
-    uint32_t o, r, n_o = a->n_out - out < 4 ? a->n_out - out : 4;
-    for (o = 0; o < 4; o++) w[o] = a->w + (size_t)(out + (o < n_o ? o : n_o - 1)) * a->w_stride;
-    if (type == KVC__Q8_0 || type == KVC__Q4_0)
-        KVC__(tile_block)(w, a, row, y, type, n_r);
-    else
-        KVC__(tile_float)(w, a->w_stride, a->x + row * a->x_stride, a->x_stride, a->k, y, type,
-            n_r);
-    for (r = 0; r < n_r; r++)
-        memcpy(a->y + (row + r) * a->y_stride + out, y + 4 * r, n_o * sizeof(float));
-}
-
-KVC__FORCE void KVC__(mm)(const kvc__mm *a, const int type)
-{
-    uint32_t row = 0, out;
-    for (; row + KVC__ROW_TILE <= a->n_rows; row += KVC__ROW_TILE)
-        for (out = 0; out < a->n_out; out += 4) KVC__(tile)(a, row, out, type, KVC__ROW_TILE);
-    for (; row < a->n_rows; row++)
-        for (out = 0; out < a->n_out; out += 4) KVC__(tile)(a, row, out, type, 1);
-}
-
-static void KVC__(mm_f32)(const kvc__mm *a) { KVC__(mm)(a, KVC__F32); }
-static void KVC__(mm_f16)(const kvc__mm *a) { KVC__(mm)(a, KVC__F16); }
-static void KVC__(mm_bf16)(const kvc__mm *a) { KVC__(mm)(a, KVC__BF16); }
-static void KVC__(mm_q8_0)(const kvc__mm *a) { KVC__(mm)(a, KVC__Q8_0); }
-static void KVC__(mm_q4_0)(const kvc__mm *a) { KVC__(mm)(a, KVC__Q4_0); }
+static void KVC__(mm_f32)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__F32); }
+static void KVC__(mm_f16)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__F16); }
+static void KVC__(mm_bf16)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__BF16); }
+static void KVC__(mm_q8_0)(const kvc__mm *a) { KVC__(mm_blocks)(a, KVC__Q8_0); }
+static void KVC__(mm_q4_0)(const kvc__mm *a) { KVC__(mm_blocks)(a, KVC__Q4_0); }
+static void KVC__(mm_q8_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q8_0); }
+static void KVC__(mm_q4_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q4_0); }
 
 /* ---- attention ----
    softmax(q K^T) V of a group of queries, exact, over pages. Keys of a page lie in tiles [16
@@ -8217,6 +9192,11 @@ static const kvc__kernels KVC__(table) = {
 #undef KVC__ENTRY
 #undef KVC__ROW_TILE
 #undef KVC__WIDE
+#undef KVC__BLOCK_ROW_TILE
+#undef KVC__OUT_PIECES
+#undef KVC__NATIVE
+#undef KVC__ZERO_NIBBLES
+#undef KVC__ZERO_BYTES
 #undef KVC__FORCE
 #undef KVC__FLAT
 #undef KVC__

@@ -617,6 +617,12 @@ static void test_arguments(void **state) {
     assert_int_equal(kvc_model_open(&model, &desc, NULL), KVC_ERROR_ARGUMENT);
     assert_null(model);
     desc = good;
+    desc.weights = (kvc_weights)3;
+    FAILS(KVC_ERROR_ARGUMENT, "weights", kvc_model_open(&model, &desc, &last));
+    desc = good;
+    desc.n_threads = 257;
+    FAILS(KVC_ERROR_ARGUMENT, "n_threads", kvc_model_open(&model, &desc, &last));
+    desc = good;
     desc.progress = never;
     assert_int_equal(kvc_model_open(&model, &desc, NULL), KVC_ERROR_CANCELLED);
     assert_null(model);
@@ -624,11 +630,14 @@ static void test_arguments(void **state) {
     free(image);
 }
 
-/* The allocator says no at its k-th call, for every k. */
+/* The allocator says no at its k-th call, for every k; packed weights need one more. */
 static void test_no_memory(void **state) {
+    model_shape shape = small;
     size_t size, k;
-    void *image = model_build(&small, &size);
+    void *image;
     (void)state;
+    shape.type = GGUF_Q8_0;
+    image = model_build(&shape, &size);
     for (k = 1; k < 100; k++) {
         counter mem = {0};
         kvc_model_desc desc = {0};
@@ -667,11 +676,15 @@ static int on_progress(float fraction, void *user) {
     return ++p->n != p->stop_at;
 }
 
+/* Weights are packed by two threads meanwhile. */
 static void test_progress(void **state) {
+    model_shape shape = small;
     size_t size;
-    void *image = model_build(&small, &size);
+    void *image;
     int stop_at, n = 1;
     (void)state;
+    shape.type = GGUF_Q8_0;
+    image = model_build(&shape, &size);
     for (stop_at = 0; stop_at <= n; stop_at++) {
         progress p = {-1.0f, 0, 0};
         counter mem = {0};
@@ -683,6 +696,7 @@ static void test_progress(void **state) {
         desc.allocator = counter_hook(&mem);
         desc.progress = on_progress;
         desc.user = &p;
+        desc.n_threads = 2;
         if (!stop_at) {
             OK(kvc_model_open(&model, &desc, &last));
             assert_true(p.fraction >= 1.0f);

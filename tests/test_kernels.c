@@ -54,13 +54,11 @@ static const struct {
     {KVC__Q4_0, "Q4_0", 32}
 };
 
-/* A product of every operand, in memory of exactly its size. */
+/* A product of every operand, in memory of exactly the size that a kernel may touch. */
 typedef struct product {
     kvc__mm mm;
-    unsigned char *w;
-    float *x, *xd, *y;
-    int8_t *xq;
-    int32_t *xsum;
+    unsigned char *w, *packed, *x8;
+    float *x, *y, *lanes;
     naive_tensor tensor;
 } product;
 
@@ -74,7 +72,9 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     memset(p, 0, sizeof *p);
     p->w = (unsigned char *)gguf_must(malloc(n_out * row_size));
     p->x = new_floats((size_t)n_rows * k);
-    p->y = new_floats((size_t)n_rows * n_out);
+    p->mm.y_stride = (n_out + 15) / 16 * 16;
+    p->y = new_floats((n_rows + 5) / 6 * 6 * p->mm.y_stride);
+    p->lanes = new_floats(KVC__LANE_FLOATS);
     fill(p->x, (size_t)n_rows * k, 2.0f, state);
     for (r = 0; r < n_out; r++) {
         fill(row, k, 1.0f, state);
@@ -86,20 +86,25 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     }
     free(row);
     if (quantized) {
-        p->xq = (int8_t *)gguf_must(malloc((size_t)n_rows * k));
-        p->xd = new_floats((size_t)n_rows * k / 32);
-        p->xsum = (int32_t *)gguf_must(malloc((size_t)n_rows * k / 32 * sizeof(int32_t)));
-        base->quantize(p->x, n_rows * k, p->xq, p->xd, p->xsum);
+        uint32_t height = kvc__q8_height(n_rows);
+        p->x8 = (unsigned char *)gguf_must(malloc((n_rows + 5) / 6 * 6 * k / 32 * KVC__Q8_BYTES));
+        memset(p->x8, 0xff, (n_rows + 5) / 6 * 6 * k / 32 * KVC__Q8_BYTES);     /* NaNs between */
+        for (r = 0; r < n_rows; r++)
+            base->quantize(p->x + (size_t)r * k, k, p->x8 + kvc__q8_offset(r, height, k, 0),
+                r % height, height);
+        p->packed = (unsigned char *)gguf_must(malloc(p->mm.y_stride * row_size));
+        for (r = 0; r < n_out; r += 16)
+            kvc__pack_group(p->packed + r * row_size, p->w + r * row_size,
+                n_out - r < 16 ? n_out - r : 16, row_size, type);
     }
     p->mm.w = p->w;
     p->mm.w_stride = row_size;
     p->mm.x = p->x;
     p->mm.x_stride = k;
-    p->mm.xq = p->xq;
-    p->mm.xd = p->xd;
-    p->mm.xsum = p->xsum;
+    p->mm.x8 = p->x8;
+    p->mm.x8_height = kvc__q8_height(n_rows);
     p->mm.y = p->y;
-    p->mm.y_stride = n_out;
+    p->mm.lanes = p->lanes;
     p->mm.n_out = n_out;
     p->mm.n_rows = n_rows;
     p->mm.k = k;
@@ -110,11 +115,18 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
 
 static void product_close(product *p) {
     free(p->w);
+    free(p->packed);
+    free(p->lanes);
     free(p->x);
-    free(p->xd);
     free(p->y);
-    free(p->xq);
-    free(p->xsum);
+    free(p->x8);
+}
+
+/* Element i of a row in 8 bits. */
+static double q8_element(const kvc__mm *a, uint32_t row, uint32_t i) {
+    uint32_t h = a->x8_height, slot = row % h;
+    const unsigned char *group = a->x8 + kvc__q8_offset(row, h, a->k, i);
+    return (double)(int8_t)group[32 * slot + i % 32] * (double)kvc__rdf32(group + 32 * h + 4 * slot);
 }
 
 /* The sum in double, with the 8-bit activations where the kernel sees those. */
@@ -126,7 +138,7 @@ static void check_product(const product *p, const char *name) {
             double sum = 0, size = 0, got = (double)a->y[r * a->y_stride + o];
             for (i = 0; i < a->k; i++) {
                 size_t at = (size_t)r * a->k + i;
-                double x = a->xq ? (double)a->xq[at] * (double)a->xd[at / 32] : (double)a->x[at];
+                double x = a->x8 ? q8_element(a, r, i) : (double)a->x[at];
                 double term = x * naive_element(&p->tensor, o, i);
                 sum += term;
                 size += fabs(term);
@@ -139,33 +151,74 @@ static void check_product(const product *p, const char *name) {
     }
 }
 
+/* Runs one kernel; gives [n_rows, n_out] without the room between rows. */
+static float *run_product(product *p, const kvc__kernels *k, int packed) {
+    kvc__mm a = p->mm;
+    float *y = new_floats(a.n_rows * a.n_out);
+    uint32_t r;
+    a.y = p->y;
+    if (packed) {
+        a.w = p->packed;
+        a.w_stride *= 16;
+    }
+    kvc__mm_pick(k, p->tensor.type, packed)(&a);
+    for (r = 0; r < a.n_rows; r++)
+        memcpy(y + r * a.n_out, a.y + r * a.y_stride, a.n_out * sizeof *y);
+    return y;
+}
+
+/* One product on every set, weights in place and packed: all like the base's in place. */
+static void check_shape(size_t type, uint32_t n_out, uint32_t n_rows, uint32_t k_in,
+    uint64_t *random) {
+    const kvc__kernels *k[5];
+    size_t n = tables(k), i;
+    int packed;
+    float *want, *got;
+    product p;
+    product_open(&p, types[type].type, n_out, n_rows, k_in, k[0], random);
+    want = run_product(&p, k[0], 0);
+    check_product(&p, types[type].name);
+    for (i = 0; i < n; i++) {
+        for (packed = 0; packed <= (p.packed != NULL); packed++) {
+            got = run_product(&p, k[i], packed);
+            check_bits(got, want, n_rows * n_out, k[i]->name, types[type].name, k_in);
+            free(got);
+        }
+    }
+    free(want);
+    product_close(&p);
+}
+
 static void test_products(void **state) {
     static const uint32_t sizes[] = {1, 2, 15, 16, 17, 31, 32, 33, 48, 96, 100, 160, 172, 257};
-    const kvc__kernels *k[5];
-    size_t n = tables(k), t, s, i;
+    size_t t, s;
     uint64_t random = 1;
     (void)state;
     for (t = 0; t < COUNT(types); t++) {
         for (s = 0; s < COUNT(sizes); s++) {
             uint32_t shape, unit = types[t].multiple, k_in = (sizes[s] + unit - 1) / unit * unit;
-            for (shape = 0; shape < 25; shape++) {      /* 1 to 11 outputs, 1 to 9 rows */
-                product p;
-                float *want;
-                product_open(&p, types[t].type, 1 + shape % 11, 1 + shape % 9, k_in, k[0], &random);
-                kvc__mm_pick(k[0], types[t].type)(&p.mm);
-                check_product(&p, types[t].name);
-                want = p.y;
-                p.y = p.mm.y = new_floats(p.mm.n_rows * p.mm.n_out);
-                for (i = 1; i < n; i++) {
-                    kvc__mm_pick(k[i], types[t].type)(&p.mm);
-                    check_bits(p.y, want, p.mm.n_rows * p.mm.n_out, k[i]->name, types[t].name,
-                        k_in);
-                }
-                free(want);
-                product_close(&p);
-            }
+            for (shape = 0; shape < 25; shape++)        /* 1 to 11 outputs, 1 to 9 rows */
+                check_shape(t, 1 + shape % 11, 1 + shape % 9, k_in, &random);
         }
     }
+}
+
+/* Whole blocks of a step: every height of the last register tile, k in one chunk and in several,
+   groups that are full and not. */
+static void test_large_products(void **state) {
+    static const uint32_t outs[] = {64, 61, 48, 33, 32, 17}, k_in[] = {64, 1024, 1536, 1568, 2592};
+    size_t t, o, k = 0;
+    uint32_t rows;
+    uint64_t random = 7;
+    (void)state;
+    for (t = 0; t < COUNT(types); t++) {
+        for (o = 0; o < COUNT(outs); o++) {
+            for (rows = 5; rows < 100; rows += rows < 13 || (rows > 44 && rows < 56) ? 1 : 8, k++)
+                check_shape(t, outs[o], rows, o > 1 ? k_in[k % 2] : k_in[k % COUNT(k_in)], &random);
+        }
+    }
+    check_shape(0, 5, 50, 1024 + 1024 + 7, &random);
+    check_shape(1, 64, 53, 1024 + 512 + 15, &random);
 }
 
 /* ---- attention ---- */
@@ -457,20 +510,65 @@ static void test_silu_mul(void **state) {
     }
 }
 
+static void test_accumulate(void **state) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), t;
+    uint64_t random = 8;
+    uint32_t n, i;
+    (void)state;
+    for (n = 1; n < 70; n++) {
+        float *x = new_floats(n), *y = new_floats(n), *want = new_floats(n);
+        fill(x, n, 2.0f, &random);
+        for (t = 0; t < n_tables; t++) {
+            for (i = 0; i < n; i++) {
+                y[i] = (float)i / 7;
+                want[i] = y[i] + x[i];
+            }
+            k[t]->accumulate(y, x, n);
+            check_bits(y, want, n, k[t]->name, "accumulate", n);
+        }
+        free(x);
+        free(y);
+        free(want);
+    }
+}
+
 /* ---- rounding to 8 bits ---- */
 
-static void check_block(const float *x, const int8_t *q, float d, int32_t sum) {
-    float largest = 0;
+typedef struct q8 { int8_t q[32]; float d; int32_t sum; } q8;
+
+/* Rounds n elements as the row in this place of a group; other places must stay as they are. */
+static void quantize(const kvc__kernels *k, const float *x, uint32_t n, uint32_t slot,
+    uint32_t height, q8 *out) {
+    size_t block = height * KVC__Q8_BYTES, size = n / 32 * block, b, i;
+    unsigned char *group = (unsigned char *)gguf_must(malloc(size));
+    memset(group, 0xa5, size);
+    k->quantize(x, n, group, slot, height);
+    for (b = 0; b < n / 32; b++) {
+        unsigned char *p = group + b * block;
+        memcpy(out[b].q, p + 32 * slot, 32);
+        memcpy(&out[b].d, p + 32 * height + 4 * slot, 4);
+        memcpy(&out[b].sum, p + 36 * height + 4 * slot, 4);
+        memset(p + 32 * slot, 0xa5, 32);
+        memset(p + 32 * height + 4 * slot, 0xa5, 4);
+        memset(p + 36 * height + 4 * slot, 0xa5, 4);
+        for (i = 0; i < block; i++) assert_int_equal(p[i], 0xa5);
+    }
+    free(group);
+}
+
+static void check_block(const float *x, const q8 *b) {
+    float largest = 0, d = b->d;
     int32_t total = 0;
     int i;
     for (i = 0; i < 32; i++) if (fabsf(x[i]) > largest) largest = fabsf(x[i]);
     assert_true(fabs((double)d - (double)largest / 127) <= 1e-7 * (double)d);
     for (i = 0; i < 32; i++) {
-        assert_true(q[i] >= -127);
-        assert_true(fabs((double)x[i] - (double)q[i] * (double)d) <= 0.5001 * (double)d);
-        total += q[i];
+        assert_true(b->q[i] >= -127);
+        assert_true(fabs((double)x[i] - (double)b->q[i] * (double)d) <= 0.5001 * (double)d);
+        total += b->q[i];
     }
-    assert_int_equal(total, sum);
+    assert_int_equal(total, b->sum);
 }
 
 /* Values that lie on the middle between two steps go to the even one: with 127 the largest, x is
@@ -480,12 +578,10 @@ static void check_ties(const kvc__kernels *k) {
         127, 0.5f, 1.5f, 2.5f, -0.5f, -1.5f, -2.5f, 125.5f, 126.5f, -126.5f
     };
     static const int8_t want[10] = {127, 0, 2, 2, 0, -2, -2, 126, 126, -126};
-    int8_t q[32];
-    float d;
-    int32_t sum;
-    k->quantize(x, 32, q, &d, &sum);
-    assert_true(d >= 1.0f && d <= 1.0f);
-    assert_memory_equal(q, want, 10);
+    q8 b;
+    quantize(k, x, 32, 0, 1, &b);
+    assert_true(b.d >= 1.0f && b.d <= 1.0f);
+    assert_memory_equal(b.q, want, 10);
 }
 
 /* No number is a finite one here: NaN must stay visible, tiny blocks become zero. */
@@ -493,16 +589,16 @@ static void check_odd_blocks(const kvc__kernels *k) {
     static const float values[] = {INFINITY, -INFINITY, NAN, 1e-31f, 0.0f, 1e-40f, -0.0f, 1e38f};
     size_t i;
     for (i = 0; i < COUNT(values); i++) {
-        float x[32], d;
-        int8_t q[32];
-        int32_t sum, j, at;
+        float x[32];
+        q8 b;
+        int32_t j, at;
         for (at = 0; at < 32; at += 9) {
             for (j = 0; j < 32; j++) x[j] = i < 3 ? (float)j : 0.0f;
             x[at] = values[i];
-            k->quantize(x, 32, q, &d, &sum);
-            if (i < 3) assert_true(isnan(d));
-            else if (i == 7) assert_true(d > 7e35f && q[at] == 127);
-            else assert_true(d >= 0.0f && d <= 0.0f && sum == 0);
+            quantize(k, x, 32, 0, 1, &b);
+            if (i < 3) assert_true(isnan(b.d));
+            else if (i == 7) assert_true(b.d > 7e35f && b.q[at] == 127);
+            else assert_true(b.d >= 0.0f && b.d <= 0.0f && b.sum == 0);
         }
     }
 }
@@ -511,25 +607,24 @@ static void test_quantize(void **state) {
     const kvc__kernels *k[5];
     size_t n_tables = tables(k), t;
     uint64_t random = 4;
-    int round;
+    uint32_t round;
     (void)state;
     for (t = 0; t < n_tables; t++) {
         check_ties(k[t]);
         check_odd_blocks(k[t]);
     }
     for (round = 0; round < 2000; round++) {
-        float x[96], d[3], want_d[3];
-        int8_t q[96], want_q[96];
-        int32_t sum[3], want_sum[3];
+        float x[96];
+        q8 want[3], got[3];
         int b;
-        fill(x, 96, ldexpf(1.0f, round % 200 - 90), &random);
-        k[0]->quantize(x, 96, want_q, want_d, want_sum);
-        for (b = 0; b < 3; b++) check_block(x + 32 * b, want_q + 32 * b, want_d[b], want_sum[b]);
-        for (t = 1; t < n_tables; t++) {
-            k[t]->quantize(x, 96, q, d, sum);
-            assert_memory_equal(q, want_q, sizeof q);
-            assert_memory_equal(d, want_d, sizeof d);
-            assert_memory_equal(sum, want_sum, sizeof sum);
+        fill(x, 96, ldexpf(1.0f, (int)(round % 200) - 90), &random);
+        quantize(k[0], x, 96, 0, 1, want);
+        for (b = 0; b < 3; b++) check_block(x + 32 * b, &want[b]);
+        for (t = 0; t < n_tables; t++) {
+            quantize(k[t], x, 96, round % KVC__Q8_ROWS, KVC__Q8_ROWS, got);
+            assert_memory_equal(got, want, sizeof got);
+            quantize(k[t], x, 96, 0, 1, got);
+            assert_memory_equal(got, want, sizeof got);
         }
     }
 }
@@ -605,17 +700,19 @@ static void test_pick(void **state) {
         assert_true(got->isa <= (kvc_isa)cap);
         for (i = 0; i < n; i++) if (k[i]->isa <= (kvc_isa)cap) best = k[i];
         assert_ptr_equal(got, best);
-        assert_non_null(kvc__mm_pick(got, KVC__F32));
-        assert_null(kvc__mm_pick(got, 99));
+        assert_non_null(kvc__mm_pick(got, KVC__F32, 0));
+        assert_null(kvc__mm_pick(got, 99, 0));
     }
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
+        cmocka_unit_test(test_large_products),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_accumulate),
         cmocka_unit_test(test_quantize),
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_types),

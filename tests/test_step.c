@@ -222,6 +222,29 @@ static void instruction_sets(setting *s) {
     }
 }
 
+/* The same file opened again, its weights read elsewhere or packed by several threads. */
+static void weights(setting *s) {
+    kvc_model *model = s->rig.model;
+    kvc_model_desc desc = {0};
+    kvc_model_info info;
+    uint32_t round;
+    desc.data = s->rig.image;
+    desc.data_size = s->rig.image_size;
+    for (round = 0; round < 3; round++) {
+        desc.weights = round == 0 ? KVC_WEIGHTS_IN_PLACE : KVC_WEIGHTS_PACKED;
+        desc.n_threads = 2 * round;
+        OK(kvc_model_open(&s->rig.model, &desc, &last));
+        kvc_model_query(s->rig.model, &info);
+        assert_true(round > 0 || info.packed_size == 0);
+        assert_true(info.memory_size > info.packed_size);
+        whole_text(s, 7, 1, KVC_ISA_BEST, 0);
+        whole_text(s, 64, 2, KVC_ISA_BEST, 0);
+        whole_text(s, 64, 1, KVC_ISA_BASE, 0);
+        kvc_model_close(s->rig.model);
+    }
+    s->rig.model = model;
+}
+
 static void page_sizes(setting *s) {
     uint32_t size;
     for (size = 16; size <= 256; size *= 2) whole_text(s, 48, 1, KVC_ISA_BEST, size);
@@ -622,7 +645,7 @@ static void test_runs(void **state) {
 
 #define EACH_KIND(X) \
     X(split_everywhere) X(split_base) X(pieces) X(decode_all) X(chosen_rows) X(threads) \
-    X(instruction_sets) X(page_sizes) X(rounding_modes) X(roll_back) X(interleave) X(forks) \
+    X(instruction_sets) X(weights) X(page_sizes) X(rounding_modes) X(roll_back) X(interleave) X(forks) \
     X(schedule)
 
 #define DEFINE(name) static void test_##name(void **state) { (void)state; each_kind(name); }
