@@ -1688,24 +1688,126 @@ typedef struct kvc__mm {
 #define KVC__LANE_ROWS 48u
 #define KVC__LANE_FLOATS (16u * KVC__LANE_ROWS * KVC__BLOCK_OUTS)
 
-/* Attention of one row for the query heads that share one key head. Positions are absolute in the
-   sequence; the row of position p lies in page ring[(p / page) % ring_cap]. */
+/* A row is attended to in spans of this many positions, cut at multiples of it: the one place where
+   the order of attention's sums is decided. A multiple of the largest page. */
+#define KVC__SPAN 256u
+#define KVC__SPAN_TILES (KVC__SPAN / 16u)
+/* From query to query in the weights of a span: a power of two would crowd a few sets of the
+   cache. */
+#define KVC__WEIGHT_STRIDE (KVC__SPAN + 16u)
+#define KVC__MAX_QUERIES 48u    /* of a group; their weights of a span take 51 KiB */
+#define KVC__PART_TAIL 16u
+
+/* Attention of a group: consecutive rows of one sequence, and query heads that share one key head.
+   Its queries are counted row by row: query i is head i % n_q of row i / n_q. Positions count from
+   the start of the sequence; position p lies in page ring[(p / page) % ring_cap]. A part is what a
+   span gives for a query: the weighted sum of the values [v_stride], then in KVC__PART_TAIL floats
+   the largest score and the sum of the weights. */
 typedef struct kvc__attn {
-    const float *q;             /* [n_q, head_dim], rotated and scaled */
-    float *out;                 /* [n_q, head_dim_v] */
+    const float *q;             /* [n_rows, q_stride]: n_q heads of head_dim, rotated and scaled */
+    float *out;                 /* [n_rows, out_stride]: n_q heads of head_dim_v */
+    size_t q_stride, out_stride;
     const unsigned char *pages; /* page 0 */
     size_t page_bytes;
     size_t k_offset, v_offset;  /* of this layer's and head's rows inside a page */
     const uint32_t *ring;
     uint32_t ring_cap, page_shift;
-    uint32_t n_q, head_dim, head_dim_v, v_stride;   /* v_stride: elements from row to row */
-    uint32_t begin, end;        /* positions seen: begin <= p < end */
+    uint32_t n_rows, n_q;       /* at most KVC__MAX_QUERIES queries */
+    uint32_t head_dim, head_dim_v, v_stride;    /* v_stride: elements from row to row */
+    uint32_t pos, window;       /* row r sees the positions up to its own, pos + r, and of these the
+                                   last `window` if that is not 0 */
+    uint32_t from, to;          /* the spans of this call, by number */
     kvc_kv_type type_k, type_v;
+    float *state;               /* [queries, part] the spans so far, merged */
+    float *parts;               /* [to - from, queries, part] the spans' own */
+    float *work;                /* [kvc__attn_floats] */
 } kvc__attn;
 
-/* A row is attended to in spans of this many positions, cut at multiples of it: the one place where
-   the order of attention's sums is decided. A multiple of the largest page. */
-#define KVC__SPAN 256u
+static uint32_t kvc__part_floats(uint32_t v_stride)
+{
+    return v_stride + KVC__PART_TAIL;
+}
+
+/* Floats of working memory: the weights of a span, its parts and a copy of the queries. */
+static size_t kvc__attn_floats(uint32_t n_queries, uint32_t head_dim, uint32_t v_stride)
+{
+    return (size_t)n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + head_dim);
+}
+
+/* A span as the queries of a group see it. Tiles beyond its own are the first of the next span;
+   for a tile that no query sees, the nearest one that some query sees is given. */
+typedef struct kvc__span {
+    const unsigned char *k[KVC__SPAN_TILES + 8], *v[KVC__SPAN_TILES + 8];   /* tiles */
+    uint32_t lo[KVC__MAX_QUERIES], hi[KVC__MAX_QUERIES];    /* lo <= position - start < hi, and */
+    uint32_t n_queries;                                     /* lo == hi for none; both rise */
+    uint32_t first, last;       /* first <= tile < last: the tiles that any query sees */
+} kvc__span;
+
+/* What the tiles of queries ask the memory for while they compute: the i-th of n its share. */
+typedef struct kvc__ahead {
+    const unsigned char *const *at;     /* tiles */
+    uint32_t i, n;
+} kvc__ahead;
+
+/* `offset` may lead past the end of everything. */
+KVC__INLINE void kvc__ask_ahead(const kvc__ahead *a, uint32_t tile, size_t offset)
+{
+    kvc__prefetch((const void *)((uintptr_t)a->at[tile] + offset));
+}
+
+KVC__INLINE size_t kvc__kv_size(kvc_kv_type type)
+{
+    return type == KVC_KV_F16 ? 2 : 4;
+}
+
+/* The first position that the row at `pos` sees. */
+static uint32_t kvc__first_seen(uint32_t pos, uint32_t window)
+{
+    return window != 0 && pos >= window ? pos - window + 1 : 0;
+}
+
+static uint32_t kvc__span_clamp(uint32_t pos, uint32_t start)
+{
+    return pos <= start ? 0 : pos - start < KVC__SPAN ? pos - start : KVC__SPAN;
+}
+
+/* All but the tiles' places. */
+static void kvc__span_bounds(kvc__span *s, const kvc__attn *a, uint32_t number)
+{
+    uint32_t start = number * KVC__SPAN, r, i, lo, hi;
+    s->n_queries = 0;
+    for (r = 0; r < a->n_rows; r++) {
+        lo = kvc__span_clamp(kvc__first_seen(a->pos + r, a->window), start);
+        hi = kvc__span_clamp(a->pos + r + 1, start);
+        for (i = 0; i < a->n_q; i++) {
+            s->lo[s->n_queries] = lo;
+            s->hi[s->n_queries++] = hi;
+        }
+    }
+    s->first = s->lo[0] / 16;
+    s->last = (s->hi[s->n_queries - 1] + 15) / 16;
+}
+
+static void kvc__span_tiles(kvc__span *s, const kvc__attn *a, uint32_t number)
+{
+    const size_t k_tile = 16 * a->head_dim * kvc__kv_size(a->type_k);
+    const size_t v_tile = 16 * a->v_stride * kvc__kv_size(a->type_v);
+    const uint32_t first = number * KVC__SPAN_TILES + s->first;
+    const uint32_t last = (a->pos + a->n_rows - 1) / 16;
+    const uint32_t shift = a->page_shift - 4, mask = (1u << shift) - 1u;
+    const unsigned char *page = NULL;
+    uint32_t i, tile, was = UINT32_MAX;
+    for (i = 0; i < KVC__SPAN_TILES + 8; i++) {
+        tile = number * KVC__SPAN_TILES + i;
+        tile = tile < first ? first : tile < last ? tile : last;
+        if (tile >> shift != was) {
+            was = tile >> shift;
+            page = a->pages + (size_t)a->ring[was % a->ring_cap] * a->page_bytes;
+        }
+        s->k[i] = page + a->k_offset + (tile & mask) * k_tile;
+        s->v[i] = page + a->v_offset + (tile & mask) * v_tile;
+    }
+}
 
 #define KVC__KERNELS(X) \
     X(void, mm_f32, (const kvc__mm *a)) \
@@ -1720,7 +1822,8 @@ typedef struct kvc__attn {
     X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
     X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
     X(void, accumulate, (float *y, const float *x, uint32_t n)) \
-    X(void, attention, (const kvc__attn *a))
+    X(void, attention, (const kvc__attn *a)) \
+    X(void, attention_merge, (const kvc__attn *a))
 
 #define KVC__FIELD(ret, name, args) ret (*name) args;
 typedef struct kvc__kernels {
@@ -5494,7 +5597,8 @@ typedef enum kvc__op_kind {
     KVC__OP_NORM,       /* norm = rms_norm(x) * w, in 8 bits too if a matrix reads it so */
     KVC__OP_MATRIX,     /* up to 3 products of one input; added to x, written to dst, or gated */
     KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
-    KVC__OP_ATTEND,     /* att = attention of the row over its sequence */
+    KVC__OP_ATTEND,     /* att = attention of a group of rows over its sequence */
+    KVC__OP_MERGE,      /* the same from its parts, if the sequence was cut into runs */
     KVC__OP_QUANTIZE,   /* the input in 8 bits */
     KVC__OP_GATE        /* gate = silu(gate) * up, where MATRIX has not done it */
 } kvc__op_kind;
@@ -5516,7 +5620,8 @@ typedef struct kvc__op {
     /* set for each step */
     uint32_t n_rows;
     uint32_t block_rows, block_outs;    /* of a unit of MATRIX */
-    uint64_t n_units;               /* blocks of MATRIX, rows x key heads of ATTEND, else rows */
+    uint64_t n_units;               /* blocks of MATRIX, groups x heads (x runs) of attention,
+                                       else rows */
     uint64_t tile_units;            /* units in a tile */
     uint32_t n_tiles;               /* at most KVC__MAX_TILES */
     int use_cblas;
@@ -5529,14 +5634,20 @@ typedef struct kvc__row {
     kvc_token token;
 } kvc__row;
 
+/* Consecutive rows of one sequence, which attend to it together. */
+typedef struct kvc__group {
+    uint32_t row, n_rows;
+} kvc__group;
+
 #define KVC__BLOCK_ROWS 96u         /* most rows in a block of MATRIX; a multiple of KVC__Q8_ROWS */
 #define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
 #define KVC__LONG_OUTS 256u         /* most outputs in a block of fewer rows */
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
+#define KVC__MAX_PARTS 128u         /* rows x spans whose attention is kept apart */
 #define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
 
-/* Scratch memory, all sized by n_batch. */
+/* Scratch memory, sized by n_batch or n_threads. */
 typedef struct kvc__scratch {
     float *x;                       /* [n_batch, n_embd] the residual stream */
     float *norm;                    /* [n_batch, n_embd] */
@@ -5551,6 +5662,9 @@ typedef struct kvc__scratch {
     unsigned char *packs;           /* [n_threads, pack_size] quantized blocks, packed for a while */
     size_t pack_size;
     float *panel;                   /* [KVC__PANEL, widest input], with cblas */
+    float *attn;                    /* [n_threads, attn_floats] */
+    size_t attn_floats;
+    float *parts;                   /* [KVC__MAX_PARTS, n_heads, part], with threads */
 } kvc__scratch;
 
 typedef struct kvc__plan {
@@ -5558,6 +5672,7 @@ typedef struct kvc__plan {
     const kvc__kernels *kernels;
     kvc_gemm gemm;
     uint32_t n_threads;
+    uint32_t n_head_groups;         /* key heads, each as often as its query heads need */
     kvc__scratch s;
     kvc__op *ops;
     uint32_t n_ops;
@@ -5566,6 +5681,10 @@ typedef struct kvc__plan {
     uint32_t *wanted;               /* [n_batch] rows that want logits, rising */
     uint32_t n_rows, n_wanted;
     int is_decode;
+    kvc__group *groups;             /* [n_batch] the rows in n_groups parts */
+    uint32_t n_groups;
+    uint32_t n_runs, run;           /* of spans in a unit of ATTEND, and spans in a run */
+    uint32_t n_apart;               /* the most spans of a unit that are kept apart */
 } kvc__plan;
 
 /* ---- building ---- */
@@ -5619,6 +5738,7 @@ static void kvc__plan_attention(kvc__plan *p, uint32_t i)
     kvc__plan_also(op, &l->v, s->v);
     kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
     kvc__plan_add(p, KVC__OP_ATTEND, i);
+    kvc__plan_add(p, KVC__OP_MERGE, i);
     if (kvc__is_quantized(&l->o)) {
         op = kvc__plan_add(p, KVC__OP_QUANTIZE, i);
         op->src = s->att;
@@ -5645,7 +5765,7 @@ static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
     kvc__plan_matrix(p, i, &l->down, s->gate, s->wide, s->x)->add_to_x = 1;
 }
 
-#define KVC__OPS_PER_LAYER 10u
+#define KVC__OPS_PER_LAYER 11u
 #define KVC__OPS_AROUND 3u
 
 /* The last operation is the LM head; its dst is set for each step. */
@@ -5710,6 +5830,57 @@ static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
     if (op->use_cblas) op->n_units = 1;
 }
 
+/* Puts rows that follow each other in one sequence into groups, the larger the better: a group
+   reads keys and values once for all of its rows. But there should be work for all threads; few
+   rows are cut by spans instead. */
+static void kvc__prepare_groups(kvc__plan *p)
+{
+    const uint32_t n_heads = p->model->n_heads / p->model->n_kv_heads;
+    uint32_t most = n_heads < KVC__MAX_QUERIES ? KVC__MAX_QUERIES / n_heads : 1, row;
+    uint64_t share = (uint64_t)p->n_rows * p->n_head_groups / (4 * p->n_threads);
+    kvc__group *g = NULL;
+    if (p->n_threads > 1 && p->n_rows > 8 && share < most) most = share > 1 ? (uint32_t)share : 1;
+    p->n_groups = 0;
+    for (row = 0; row < p->n_rows; row++) {
+        const kvc__row *r = &p->rows[row];
+        if (g == NULL || g->n_rows == most || r->seq != r[-1].seq || r->pos != r[-1].pos + 1) {
+            g = &p->groups[p->n_groups++];
+            g->row = row;
+            g->n_rows = 0;
+        }
+        g->n_rows++;
+    }
+}
+
+/* The most spans that a group sees. */
+static uint32_t kvc__most_spans(const kvc__plan *p)
+{
+    uint32_t i, n, most = 0;
+    for (i = 0; i < p->n_groups; i++) {
+        const kvc__group *g = &p->groups[i];
+        uint32_t pos = p->rows[g->row].pos;
+        n = (pos + g->n_rows - 1) / KVC__SPAN + 1 -
+            kvc__first_seen(pos, p->model->window) / KVC__SPAN;
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+/* Cuts the spans of each unit into runs if the threads lack units. The merging is a sum from the
+   left and must stay one: the first run merges as it goes, the spans of the others are kept apart,
+   a part each, until KVC__OP_MERGE. There is memory for KVC__MAX_PARTS parts; if the rows see more
+   spans than that, the first run takes what is left. */
+static void kvc__prepare_runs(kvc__plan *p)
+{
+    uint32_t n = kvc__most_spans(p), slots = KVC__MAX_PARTS / p->n_rows;
+    uint64_t units = (uint64_t)p->n_groups * p->n_head_groups, want = 4 * p->n_threads;
+    p->n_runs = 1;
+    if (p->n_threads == 1 || units >= want || slots < 2 || n < 3) return;
+    p->run = (uint32_t)((n * units + want - 1) / want);
+    p->n_apart = n - p->run < slots - 1 ? n - p->run : slots - 1;
+    p->n_runs = 1 + kvc__div_up(p->n_apart, p->run);
+}
+
 static void kvc__prepare(const kvc__plan *p, kvc__op *op)
 {
     uint64_t most;
@@ -5717,7 +5888,10 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
     if (op->kind == KVC__OP_MATRIX) {
         kvc__prepare_matrix(p, op);
     } else if (op->kind == KVC__OP_ATTEND) {
-        op->n_units = (uint64_t)op->n_rows * p->model->n_kv_heads;
+        op->n_units = (uint64_t)p->n_groups * p->n_head_groups * p->n_runs;
+        op->tile_units = 1;
+    } else if (op->kind == KVC__OP_MERGE) {
+        op->n_units = p->n_runs > 1 ? (uint64_t)p->n_groups * p->n_head_groups : 0;
         op->tile_units = 1;
     } else {
         op->n_units = op->n_rows;
@@ -5734,6 +5908,8 @@ static void kvc__plan_prepare(kvc__plan *p, float *logits)
 {
     uint32_t i;
     p->ops[p->n_ops - 1].dst[0] = logits;
+    kvc__prepare_groups(p);
+    kvc__prepare_runs(p);
     for (i = 0; i < p->n_ops; i++) kvc__prepare(p, &p->ops[i]);
 }
 
@@ -5804,31 +5980,98 @@ static void kvc__rope_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
         p->s.v + (size_t)row * m->n_kv_heads * m->head_dim_v);
 }
 
-static void kvc__attend_head(const kvc__plan *p, const kvc__op *op, uint32_t row, uint32_t head)
+/* The first query head of a unit. A key head with more of them than a group holds has several
+   units. */
+static uint32_t kvc__first_head(const kvc__plan *p, uint32_t unit)
+{
+    uint32_t head = unit % p->n_head_groups, cuts = p->n_head_groups / p->model->n_kv_heads;
+    return head / cuts * (p->model->n_heads / p->model->n_kv_heads) +
+        head % cuts * KVC__MAX_QUERIES;
+}
+
+/* The group and heads of a unit, and all spans. */
+static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t unit, kvc__attn *a)
 {
     const kvc_model *m = p->model;
-    const kvc__row *r = &p->rows[row];
+    uint32_t n_heads = m->n_heads / m->n_kv_heads, first = kvc__first_head(p, unit);
+    uint32_t head = first / n_heads, left = n_heads - first % n_heads;
+    const kvc__group *g = &p->groups[unit / p->n_head_groups];
+    const kvc__row *r = &p->rows[g->row];
     const kvc_cache *c = r->seq->cache;
-    kvc__attn a;
-    a.n_q = m->n_heads / m->n_kv_heads;
-    a.q = p->s.q + ((size_t)row * m->n_heads + head * a.n_q) * m->head_dim;
-    a.out = p->s.att + ((size_t)row * m->n_heads + head * a.n_q) * m->head_dim_v;
-    a.pages = c->pages;
-    a.page_bytes = c->shape.page;
-    a.k_offset = op->layer * c->shape.layer + head * c->shape.k_head;
-    a.v_offset = op->layer * c->shape.layer + m->n_kv_heads * c->shape.k_head +
+    a->n_rows = g->n_rows;
+    a->n_q = left < KVC__MAX_QUERIES ? left : KVC__MAX_QUERIES;
+    a->q_stride = (size_t)m->n_heads * m->head_dim;
+    a->out_stride = (size_t)m->n_heads * m->head_dim_v;
+    a->q = p->s.q + g->row * a->q_stride + (size_t)first * m->head_dim;
+    a->out = p->s.att + g->row * a->out_stride + (size_t)first * m->head_dim_v;
+    a->pages = c->pages;
+    a->page_bytes = c->shape.page;
+    a->k_offset = op->layer * c->shape.layer + head * c->shape.k_head;
+    a->v_offset = op->layer * c->shape.layer + m->n_kv_heads * c->shape.k_head +
         head * c->shape.v_head;
-    a.ring = r->seq->ring;
-    a.ring_cap = r->seq->ring_cap;
-    a.page_shift = c->shape.page_shift;
-    a.head_dim = m->head_dim;
-    a.head_dim_v = m->head_dim_v;
-    a.v_stride = c->shape.v_stride;
-    a.end = r->pos + 1;
-    a.begin = m->window != 0 && a.end > m->window ? a.end - m->window : 0;
-    a.type_k = c->desc.type_k;
-    a.type_v = c->desc.type_v;
+    a->ring = r->seq->ring;
+    a->ring_cap = r->seq->ring_cap;
+    a->page_shift = c->shape.page_shift;
+    a->head_dim = m->head_dim;
+    a->head_dim_v = m->head_dim_v;
+    a->v_stride = c->shape.v_stride;
+    a->pos = r->pos;
+    a->window = m->window;
+    a->from = kvc__first_seen(a->pos, a->window) / KVC__SPAN;
+    a->to = (a->pos + a->n_rows - 1) / KVC__SPAN + 1;
+    a->type_k = c->desc.type_k;
+    a->type_v = c->desc.type_v;
+    a->parts = NULL;
+}
+
+/* Where the parts of a unit's spans are kept: the state first, then those of the last spans, which
+   start at *apart. */
+static float *kvc__attend_parts(const kvc__plan *p, const kvc__attn *a, uint32_t unit,
+    uint32_t *apart)
+{
+    const kvc__group *g = &p->groups[unit / p->n_head_groups];
+    size_t part = kvc__part_floats(a->v_stride), query;
+    uint32_t n = a->to - a->from;
+    query = (size_t)g->row * p->model->n_heads + kvc__first_head(p, unit) * g->n_rows;
+    *apart = a->from + (n > p->n_apart + p->run ? n - p->n_apart : n < p->run ? n : p->run);
+    return p->s.parts + query * (p->n_apart + 1) * part;
+}
+
+/* One run of a unit's spans; the runs follow each other in all units. */
+static void kvc__attend_run(const kvc__plan *p, const kvc__op *op, uint32_t index, uint32_t worker)
+{
+    uint32_t n_units = p->n_groups * p->n_head_groups, run = index / n_units, apart;
+    size_t part;
+    kvc__attn a;
+    kvc__attend_unit(p, op, index % n_units, &a);
+    part = (size_t)a.n_rows * a.n_q * kvc__part_floats(a.v_stride);
+    a.work = p->s.attn + worker * p->s.attn_floats;
+    if (p->n_runs == 1) {
+        a.state = a.work + kvc__attn_floats(KVC__MAX_QUERIES, a.head_dim, a.v_stride);
+        p->kernels->attention(&a);
+        a.from = a.to;
+        p->kernels->attention_merge(&a);
+        return;
+    }
+    a.state = kvc__attend_parts(p, &a, index % n_units, &apart);
+    if (run == 0) {
+        a.to = apart;
+    } else {
+        a.from = apart + (run - 1) * p->run;
+        if (a.from >= a.to) return;
+        if (a.to - a.from > p->run) a.to = a.from + p->run;
+        a.parts = a.state + (a.from - apart + 1) * part;
+    }
     p->kernels->attention(&a);
+}
+
+static void kvc__attend_merge(const kvc__plan *p, const kvc__op *op, uint32_t unit)
+{
+    kvc__attn a;
+    kvc__attend_unit(p, op, unit, &a);
+    a.state = kvc__attend_parts(p, &a, unit, &a.from);
+    a.parts = a.state + (size_t)a.n_rows * a.n_q * kvc__part_floats(a.v_stride);
+    p->kernels->attention_merge(&a);
 }
 
 static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
@@ -5999,15 +6242,14 @@ static void kvc__matrix_unit(const kvc__plan *p, const kvc__op *op, uint64_t uni
 
 static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
 {
-    uint32_t row = (uint32_t)unit, n_kv_heads = p->model->n_kv_heads;
+    uint32_t row = (uint32_t)unit;
     switch (op->kind) {
     case KVC__OP_EMBED: kvc__embed_row(p, row); break;
     case KVC__OP_NORM: kvc__norm_row(p, op, row); break;
     case KVC__OP_MATRIX: kvc__matrix_unit(p, op, unit, worker); break;
     case KVC__OP_ROPE: kvc__rope_row(p, op, row); break;
-    case KVC__OP_ATTEND:
-        kvc__attend_head(p, op, (uint32_t)(unit / n_kv_heads), (uint32_t)(unit % n_kv_heads));
-        break;
+    case KVC__OP_ATTEND: kvc__attend_run(p, op, row, worker); break;
+    case KVC__OP_MERGE: kvc__attend_merge(p, op, row); break;
     case KVC__OP_QUANTIZE:
         kvc__quantize_part(p, op, op->src + (size_t)row * op->width, op->width, row, 0,
             op->width);
@@ -6209,6 +6451,19 @@ static unsigned char *kvc__take_q8(kvc__arena *arena, uint32_t n_batch, uint64_t
     return (unsigned char *)kvc__take_rows(arena, n, (width + 31) / 32 * (KVC__Q8_BYTES / 4));
 }
 
+/* Each thread's working memory and state of a group, and the parts. */
+static void kvc__scratch_attention(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
+{
+    const kvc_model *m = d->model;
+    uint32_t v_stride = (m->head_dim_v + 15u) & ~15u;
+    s->attn_floats = kvc__attn_floats(KVC__MAX_QUERIES, m->head_dim, v_stride) +
+        KVC__MAX_QUERIES * kvc__part_floats(v_stride);
+    s->attn = kvc__take_rows(arena, d->n_threads, s->attn_floats);
+    if (d->n_threads > 1)
+        s->parts = kvc__take_rows(arena, KVC__MAX_PARTS,
+            (uint64_t)m->n_heads * kvc__part_floats(v_stride));
+}
+
 static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
 {
     const kvc_model *m = d->model;
@@ -6237,6 +6492,7 @@ static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
     s->blocks = kvc__take_rows(arena, d->n_threads, 2 * KVC__BLOCK_FLOATS);
     s->lanes = kvc__take_rows(arena, d->n_threads, KVC__LANE_FLOATS);
     if (d->gemm == KVC_GEMM_CBLAS) s->panel = kvc__take_rows(arena, KVC__PANEL, widest);
+    kvc__scratch_attention(arena, d, s);
 }
 
 /* Measures, or builds the context if the arena has a base. */
@@ -6247,6 +6503,7 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     kvc__op *ops = (kvc__op *)kvc__take(arena, max_ops, sizeof *ops);
     kvc__row *rows = (kvc__row *)kvc__take(arena, d->n_batch, sizeof *rows);
     uint32_t *wanted = (uint32_t *)kvc__take(arena, d->n_batch, sizeof *wanted);
+    kvc__group *groups = (kvc__group *)kvc__take(arena, d->n_batch, sizeof *groups);
     kvc__crew_member *members =
         (kvc__crew_member *)kvc__take(arena, d->n_threads - 1, sizeof *members);
     kvc__run *runs = (kvc__run *)kvc__take(arena, d->n_threads, sizeof *runs);
@@ -6266,6 +6523,9 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     ctx->plan.ops = ops;
     ctx->plan.rows = rows;
     ctx->plan.wanted = wanted;
+    ctx->plan.groups = groups;
+    ctx->plan.n_head_groups = d->model->n_kv_heads *
+        kvc__div_up(d->model->n_heads / d->model->n_kv_heads, KVC__MAX_QUERIES);
     kvc__plan_build(&ctx->plan);
     return ctx;
 }
@@ -7517,6 +7777,16 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 }
 #endif
 
+/* Vectors by which a register tile of attention with n_q queries is wide: the sums fill the
+   registers, or are at least enough to hide the latency of an addition. */
+#if KVC__PASS >= 4
+#define KVC__WIDE(n_q) 4u
+#elif KVC__PASS >= 2
+#define KVC__WIDE(n_q) ((n_q) <= 2 ? 2u : 1u)
+#else
+#define KVC__WIDE(n_q) 1u
+#endif
+
 /* The tree: lane i with i + 8, then i + 4, i + 2, i + 1. */
 #if KVC__PASS >= 3
 KVC__FORCE float KVC__(sum)(KVC__(vec) a)
@@ -8165,24 +8435,27 @@ KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
 /* e^x with a relative error below 2^-22: x = n ln 2 + r, n by adding and subtracting 1.5 * 2^23
    (its low bits then hold n), Taylor series of degree 7 on |r| <= ln 2 / 2. Below -87.33 the
    result is 0, above 88.37 infinity; NaN stays NaN. */
-KVC__FORCE KVC__(vec) KVC__(exp)(KVC__(vec) x)
+KVC__FORCE KVC__(vec) KVC__(exp_low)(KVC__(vec) x)
 {
     static const float c[7] = { 1.0f / 5040, 1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 0.5f,
         1.0f };
-    const KVC__(vec) lo = KVC__(set1)(-87.33f), hi = KVC__(set1)(88.37f), one = KVC__(set1)(1.0f);
-    const KVC__(vec) magic = KVC__(set1)(12582912.0f);
-    KVC__(vec) in, t, n, r, y;
+    const KVC__(vec) magic = KVC__(set1)(12582912.0f), one = KVC__(set1)(1.0f);
+    KVC__(vec) t, n, r, y;
     int i;
-    in = KVC__(if_less)(x, lo, lo, KVC__(if_less)(hi, x, hi, x));
-    t = KVC__(fma)(in, KVC__(set1)(1.44269504f), magic);
+    t = KVC__(fma)(x, KVC__(set1)(1.44269504f), magic);
     n = KVC__(sub)(t, magic);
-    r = KVC__(fma)(n, KVC__(set1)(-0.693359375f), in);
+    r = KVC__(fma)(n, KVC__(set1)(-0.693359375f), x);
     r = KVC__(fma)(n, KVC__(set1)(2.12194440e-4f), r);
     y = KVC__(set1)(c[0]);
     for (i = 1; i < 7; i++) y = KVC__(fma)(y, r, KVC__(set1)(c[i]));
     y = KVC__(mul)(KVC__(fma)(y, r, one), KVC__(exp2_magic)(t));
-    y = KVC__(if_less)(x, lo, KVC__(set1)(0.0f), y);
-    return KVC__(if_less)(hi, x, KVC__(set1)(kvc__bits_f32(0x7f800000u)), y);
+    return KVC__(if_less)(x, KVC__(set1)(-87.33f), KVC__(set1)(0.0f), y);
+}
+
+KVC__FORCE KVC__(vec) KVC__(exp)(KVC__(vec) x)
+{
+    const KVC__(vec) hi = KVC__(set1)(88.37f), inf = KVC__(set1)(kvc__bits_f32(0x7f800000u));
+    return KVC__(if_less)(hi, x, inf, KVC__(exp_low)(KVC__(if_less)(hi, x, hi, x)));
 }
 
 /* y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, "Root mean square layer normalization",
@@ -8584,183 +8857,345 @@ static void KVC__(mm_q8_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q
 static void KVC__(mm_q4_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q4_0); }
 
 /* ---- attention ----
-   softmax(q K^T) V of one row, exact, over pages. Keys of a page lie in tiles [16 positions] by
-   [head_dim]: lane i of a vector is position 16 t + i, and a score is a sum over head_dim by
-   fused multiply-add in that lane. Values lie in rows of v_stride elements: lane i is dimension
-   i, and a sum over positions runs upwards in that lane.
+   softmax(q K^T) V of a group of queries, exact, over pages. Keys of a page lie in tiles [16
+   positions] by [head_dim]: lane i of a vector is position 16 t + i, and a score is a sum over
+   head_dim by fused multiply-add in that lane. Values lie in rows of v_stride elements: lane i is
+   dimension i, and a sum over positions runs upwards in that lane.
    Positions are taken in spans of KVC__SPAN, cut at its multiples. A span gives its largest score
    m, the sum l of exp(score - m) (16 lanes, then the tree) and the weighted sum o of the values;
    spans are merged upwards with the rescaling of the online softmax (Milakov and Gimelshein 2018;
    Dao et al., "FlashAttention", 2022). So the result depends on the row's position and on nothing
-   else: not on pages, chunks or who else is computed. */
+   else: not on pages, chunks, groups or who else is computed.
+   A register tile is 6, 4, 2 or 1 queries by some vectors of positions or dimensions. Which queries
+   share one changes no sum, since each has its lanes to itself. */
 
-/* Scores of `n_q` queries (a constant) with the 16 keys of a tile. */
-KVC__FORCE void KVC__(score_tile)(const float *q, uint32_t head_dim, const unsigned char *k,
-    float *score, const int type, const uint32_t n_q)
+/* Queries of the next tile if n are left: the sizes that KVC__CHOOSE has a copy for. */
+static uint32_t KVC__(tile_queries)(uint32_t n)
 {
-    const size_t size = type == KVC__F16 ? 2 : 4;
-    KVC__(vec) acc[4], kv;
-    uint32_t i, h;
-    KVC__FLAT
-    for (h = 0; h < n_q; h++) acc[h] = KVC__(set1)(0.0f);
-    for (i = 0; i < head_dim; i++) {
-        kv = KVC__(load_w)(k + i * 16 * size, type);
+    return n >= 6 ? 6 : n >= 4 ? 4 : n >= 2 ? 2 : 1;
+}
+
+/* Calls the copy of f for n_q queries and a type of the cache, which are its last parameters. */
+#define KVC__CASES(f, type, ...) \
+    case 8 * type + 1: KVC__(f)(__VA_ARGS__, type, 1); break; \
+    case 8 * type + 2: KVC__(f)(__VA_ARGS__, type, 2); break; \
+    case 8 * type + 4: KVC__(f)(__VA_ARGS__, type, 4); break; \
+    case 8 * type + 6: KVC__(f)(__VA_ARGS__, type, 6); break;
+#define KVC__CHOOSE(f, type, n_q, ...) \
+    switch (8 * (uint32_t)(type) + (n_q)) { \
+    KVC__CASES(f, KVC_KV_F32, __VA_ARGS__) \
+    KVC__CASES(f, KVC_KV_F16, __VA_ARGS__) \
+    default: break; \
+    }
+
+/* 16 elements of a type of the cache, a constant where this is called. */
+KVC__FORCE KVC__(vec) KVC__(load_kv)(const unsigned char *p, const kvc_kv_type type)
+{
+    if (type == KVC_KV_F16) return KVC__(load_f16)(p);
+    return KVC__(load)((const float *)(const void *)p);
+}
+
+/* Copies the queries for the tiles: [tile, head_dim, queries of the tile]. */
+static void KVC__(pack_queries)(const kvc__attn *a, float *q)
+{
+    uint32_t n = a->n_rows * a->n_q, i, j, d, n_q;
+    for (i = 0; i < n; i += n_q, q += n_q * a->head_dim) {
+        n_q = KVC__(tile_queries)(n - i);
+        for (j = 0; j < n_q; j++) {
+            const float *from = a->q + (i + j) / a->n_q * a->q_stride +
+                (i + j) % a->n_q * a->head_dim;
+            for (d = 0; d < a->head_dim; d++) q[d * n_q + j] = from[d];
+        }
+    }
+}
+
+/* Scores of the n_q queries of a tile with four tiles of keys. */
+KVC__FORCE void KVC__(scores_n)(const float *q, uint32_t head_dim, const unsigned char *const *k,
+    const kvc__ahead *ahead, float *score, const kvc_kv_type type, const uint32_t n_q)
+{
+    const uint32_t wide = KVC__WIDE(n_q);
+    const size_t step = 16 * kvc__kv_size(type);
+    const size_t skip = step * head_dim / ahead->n * ahead->i, slow = step / ahead->n;
+    KVC__(vec) acc[6][4], kv[4], x;
+    uint32_t i, h, t, first;
+    for (first = 0; first < 4; first += wide, q -= n_q * head_dim) {
         KVC__FLAT
-        for (h = 0; h < n_q; h++)
-            acc[h] = KVC__(fma)(KVC__(set1)(q[h * head_dim + i]), kv, acc[h]);
+        for (h = 0; h < n_q; h++) {
+            KVC__FLAT
+            for (t = 0; t < wide; t++) acc[h][t] = KVC__(set1)(0.0f);
+        }
+        for (i = 0; i < head_dim; i++, q += n_q) {
+            KVC__FLAT
+            for (t = 0; t < wide; t++) {
+                kv[t] = KVC__(load_kv)(k[first + t] + i * step, type);
+                kvc__ask_ahead(ahead, first + t, skip + i * slow);
+            }
+            KVC__FLAT
+            for (h = 0; h < n_q; h++) {
+                x = KVC__(set1)(q[h]);
+                KVC__FLAT
+                for (t = 0; t < wide; t++) acc[h][t] = KVC__(fma)(x, kv[t], acc[h][t]);
+            }
+        }
+        KVC__FLAT
+        for (h = 0; h < n_q; h++) {
+            KVC__FLAT
+            for (t = 0; t < wide; t++)
+                KVC__(store)(score + h * KVC__WEIGHT_STRIDE + 16 * (first + t), acc[h][t]);
+        }
     }
-    KVC__FLAT
-    for (h = 0; h < n_q; h++) KVC__(store)(score + h * KVC__SPAN, acc[h]);
 }
 
-/* Scores of the span's positions from lo to hi; the rest of the touched tiles is set to -infinity.
-   first and n are the span's touched range, in whole tiles. */
-KVC__FORCE void KVC__(scores_n)(const kvc__attn *a, const float *q, uint32_t span, uint32_t lo,
-    uint32_t hi, uint32_t first, uint32_t n, float *score, const int type, const uint32_t n_q)
+static void KVC__(scores_tile)(const float *q, uint32_t head_dim, const unsigned char *const *k,
+    const kvc__ahead *ahead, float *score, kvc_kv_type type, uint32_t n_q)
 {
-    const size_t tile_size = (size_t)a->head_dim * 16 * (type == KVC__F16 ? 2 : 4);
+    KVC__CHOOSE(scores_n, type, n_q, q, head_dim, k, ahead, score)
+}
+
+/* Scores of all queries with the positions that any of them sees, four tiles of keys at a time. */
+static void KVC__(scores)(const kvc__attn *a, const kvc__span *s, const float *q, float *score)
+{
+    uint32_t tile, i, n_q;
+    kvc__ahead ahead;
+    for (tile = s->first & ~3u; tile < s->last; tile += 4) {
+        ahead.at = tile + 4 < s->last ? s->k + tile + 4 : s->v + (s->first & ~7u);
+        ahead.n = (s->n_queries + 5) / 6;
+        ahead.i = 0;
+        for (i = 0; i < s->n_queries; i += n_q) {
+            n_q = KVC__(tile_queries)(s->n_queries - i);
+            KVC__(scores_tile)(q + (size_t)i * a->head_dim, a->head_dim, s->k + tile, &ahead,
+                score + i * KVC__WEIGHT_STRIDE + 16 * tile, a->type_k, n_q);
+            ahead.i++;
+        }
+    }
+}
+
+/* The largest score of the positions from lo to hi. Of the tiles they touch, the rest becomes
+   -infinity. */
+KVC__FORCE float KVC__(top_score)(float *score, uint32_t lo, uint32_t hi)
+{
     const float none = -kvc__bits_f32(0x7f800000u);
-    uint32_t i, h, p;
-    for (i = first; i < first + n; i += 16) {
-        p = span + i;
-        KVC__(score_tile)(q, a->head_dim, a->pages + a->k_offset +
-            (size_t)a->ring[(p >> a->page_shift) % a->ring_cap] * a->page_bytes +
-            ((p & ((1u << a->page_shift) - 1u)) / 16) * tile_size, score + i, type, n_q);
-    }
-    for (h = 0; h < n_q; h++) {
-        for (i = first; span + i < lo; i++) score[h * KVC__SPAN + i] = none;
-        for (i = hi - span; i < first + n; i++) score[h * KVC__SPAN + i] = none;
-    }
+    uint32_t i, first = lo & ~15u, last = (hi + 15u) & ~15u;
+    KVC__(vec) top;
+    for (i = first; i < lo; i++) score[i] = none;
+    for (i = hi; i < last; i++) score[i] = none;
+    top = KVC__(load)(score + first);
+    for (i = first + 16; i < last; i += 16) top = KVC__(max)(KVC__(load)(score + i), top);
+    return KVC__(max_lane)(top);
 }
 
-/* The same for n_q from 1 to 4: chooses the copy for the type and the number of queries. */
-static void KVC__(scores)(const kvc__attn *a, const float *q, uint32_t span, uint32_t lo,
-    uint32_t hi, uint32_t first, uint32_t n, float *score, uint32_t n_q)
+/* score := exp(score - m) over the same tiles; returns the sum. */
+KVC__FORCE float KVC__(weights)(float *score, uint32_t lo, uint32_t hi, float m)
 {
-#define KVC__CASE(i) \
-    case i: KVC__(scores_n)(a, q, span, lo, hi, first, n, score, KVC__F32, i); break; \
-    case i + 4: KVC__(scores_n)(a, q, span, lo, hi, first, n, score, KVC__F16, i); break;
-    switch (n_q + (a->type_k == KVC_KV_F16 ? 4u : 0u)) {
-    KVC__CASE(1)
-    KVC__CASE(2)
-    KVC__CASE(3)
-    KVC__CASE(4)
-    default: break;
-    }
-#undef KVC__CASE
-}
-
-/* score := exp(score - m) over the touched range; gives m and the sum. */
-KVC__FORCE void KVC__(softmax_part)(float *score, uint32_t n, float *m, float *l)
-{
-    KVC__(vec) top = KVC__(load)(score), sum = KVC__(set1)(0.0f), e;
-    uint32_t i;
-    for (i = 16; i < n; i += 16) top = KVC__(max)(KVC__(load)(score + i), top);
-    *m = KVC__(max_lane)(top);
-    top = KVC__(set1)(*m);
-    for (i = 0; i < n; i += 16) {
-        e = KVC__(exp)(KVC__(sub)(KVC__(load)(score + i), top));
+    const KVC__(vec) top = KVC__(set1)(m);
+    KVC__(vec) sum = KVC__(set1)(0.0f), e;
+    uint32_t i, last = (hi + 15u) & ~15u;
+    for (i = lo & ~15u; i < last; i += 16) {
+        e = KVC__(exp_low)(KVC__(sub)(KVC__(load)(score + i), top));
         KVC__(store)(score + i, e);
         sum = KVC__(add)(sum, e);
     }
-    *l = KVC__(sum)(sum);
+    return KVC__(sum)(sum);
 }
 
-/* Adds the span's weighted values to out: out = out * keep + o * take, 16 dimensions at a time. */
-KVC__FORCE void KVC__(values_n)(const kvc__attn *a, float *out, uint32_t span, uint32_t lo,
-    uint32_t hi, const float *weight, const float *keep, const float *take, const int type,
-    const uint32_t n_q)
+/* Scores to weights, with m and l of each part. Two passes, so that no query waits for another's
+   largest score. */
+static void KVC__(softmax)(const kvc__attn *a, const kvc__span *s, float *score, float *part)
 {
-    const size_t size = type == KVC__F16 ? 2 : 4, row = a->v_stride * size;
-    const uint32_t page = 1u << a->page_shift;
-    uint32_t d, h, p, stop, n;
-    for (d = 0; d < a->head_dim_v; d += 16) {
-        KVC__(vec) acc[4], v;
+    const size_t stride = kvc__part_floats(a->v_stride);
+    uint32_t i;
+    for (i = 0; i < s->n_queries; i++) {
+        if (s->lo[i] == s->hi[i]) continue;
+        part[i * stride + a->v_stride] =
+            KVC__(top_score)(score + i * KVC__WEIGHT_STRIDE, s->lo[i], s->hi[i]);
+    }
+    for (i = 0; i < s->n_queries; i++) {
+        float *m = part + i * stride + a->v_stride;
+        if (s->lo[i] == s->hi[i]) continue;
+        m[1] = KVC__(weights)(score + i * KVC__WEIGHT_STRIDE, s->lo[i], s->hi[i], m[0]);
+    }
+}
+
+/* Adds the weighted values of the positions from lo to hi to n_q sums, `wide` vectors of each. */
+KVC__FORCE void KVC__(values_wide)(const kvc__span *s, uint32_t lo, uint32_t hi,
+    const kvc__ahead *ahead, const float *weight, float *o, uint32_t v_stride, uint32_t d,
+    const kvc_kv_type type, const uint32_t n_q, const uint32_t wide)
+{
+    const size_t size = kvc__kv_size(type), row = v_stride * size;
+    const size_t o_stride = kvc__part_floats(v_stride);
+    const size_t skip = 16 * row / ahead->n * ahead->i + d * size, slow = row / ahead->n;
+    KVC__(vec) acc[6][4], v[4], x;
+    uint32_t h, t, p, stop;
+    KVC__FLAT
+    for (h = 0; h < n_q; h++) {
         KVC__FLAT
-        for (h = 0; h < n_q; h++) acc[h] = KVC__(set1)(0.0f);
-        for (p = lo; p < hi;) {
-            const unsigned char *at = a->pages + a->v_offset + d * size +
-                (size_t)a->ring[(p >> a->page_shift) % a->ring_cap] * a->page_bytes +
-                (p & (page - 1u)) * row;
-            stop = (p | (page - 1u)) + 1u < hi ? (p | (page - 1u)) + 1u : hi;
-            for (; p < stop; p++, at += row) {
-                v = KVC__(load_w)(at, type);
+        for (t = 0; t < wide; t++) acc[h][t] = KVC__(load)(o + h * o_stride + d + 16 * t);
+    }
+    for (p = lo; p < hi;) {
+        const unsigned char *at = s->v[p / 16] + d * size + p % 16 * row;
+        const uint32_t tile = p / 16 % 8;
+        size_t next = skip + p % 16 * slow;
+        stop = (p | 15u) + 1u < hi ? (p | 15u) + 1u : hi;
+        for (; p < stop; p++, at += row, next += slow) {
+            KVC__FLAT
+            for (t = 0; t < wide; t++) {
+                v[t] = KVC__(load_kv)(at + 16 * t * size, type);
+                if (16 * t * size % 64 == 0) kvc__ask_ahead(ahead, tile, next + 16 * t * size);
+            }
+            KVC__FLAT
+            for (h = 0; h < n_q; h++) {
+                x = KVC__(set1)(weight[h * KVC__WEIGHT_STRIDE + p]);
                 KVC__FLAT
-                for (h = 0; h < n_q; h++)
-                    acc[h] = KVC__(fma)(KVC__(set1)(weight[h * KVC__SPAN + (p - span)]), v, acc[h]);
+                for (t = 0; t < wide; t++) acc[h][t] = KVC__(fma)(x, v[t], acc[h][t]);
             }
         }
-        n = a->head_dim_v - d < 16 ? a->head_dim_v - d : 16;
-        for (h = 0; h < n_q; h++) {
-            float *o = out + h * a->head_dim_v + d;
-            KVC__(vec) old = KVC__(mul)(KVC__(load_n)(o, n), KVC__(set1)(keep[h]));
-            KVC__(store_n)(o, KVC__(fma)(acc[h], KVC__(set1)(take[h]), old), n);
-        }
     }
-}
-
-/* The same for n_q from 1 to 4: chooses the copy for the type and the number of queries. */
-static void KVC__(values)(const kvc__attn *a, float *out, uint32_t span, uint32_t lo, uint32_t hi,
-    const float *weight, const float *keep, const float *take, uint32_t n_q)
-{
-#define KVC__CASE(i) \
-    case i: KVC__(values_n)(a, out, span, lo, hi, weight, keep, take, KVC__F32, i); break; \
-    case i + 4: KVC__(values_n)(a, out, span, lo, hi, weight, keep, take, KVC__F16, i); break;
-    switch (n_q + (a->type_v == KVC_KV_F16 ? 4u : 0u)) {
-    KVC__CASE(1)
-    KVC__CASE(2)
-    KVC__CASE(3)
-    KVC__CASE(4)
-    default: break;
-    }
-#undef KVC__CASE
-}
-
-KVC__FORCE float KVC__(exp1)(float x)
-{
-    float t[16];
-    KVC__(store)(t, KVC__(exp)(KVC__(set1)(x)));
-    return t[0];
-}
-
-/* All spans for n_q query heads, 1 to 4. */
-static void KVC__(attend)(const kvc__attn *a, const float *q, float *out, uint32_t n_q)
-{
-    float score[4 * KVC__SPAN], m[4], l[4], m_span, l_span, keep[4], take[4], top;
-    uint32_t span = a->begin - a->begin % KVC__SPAN, h, i, first, n, lo, hi;
-    memset(out, 0, n_q * a->head_dim_v * sizeof(float));
+    KVC__FLAT
     for (h = 0; h < n_q; h++) {
-        m[h] = -kvc__bits_f32(0x7f800000u);     /* makes the first span's keep 0 and its take 1 */
-        l[h] = 0.0f;
+        KVC__FLAT
+        for (t = 0; t < wide; t++) KVC__(store)(o + h * o_stride + d + 16 * t, acc[h][t]);
     }
-    for (; span < a->end; span += KVC__SPAN) {
-        lo = a->begin > span ? a->begin : span;
-        hi = a->end - span < KVC__SPAN ? a->end : span + KVC__SPAN;
-        first = (lo - span) & ~15u;
-        n = ((hi - span + 15u) & ~15u) - first;
-        KVC__(scores)(a, q, span, lo, hi, first, n, score, n_q);
-        for (h = 0; h < n_q; h++) {
-            KVC__(softmax_part)(score + h * KVC__SPAN + first, n, &m_span, &l_span);
-            top = m_span > m[h] ? m_span : m[h];
-            keep[h] = KVC__(exp1)(m[h] - top);
-            take[h] = KVC__(exp1)(m_span - top);
-            l[h] = l[h] * keep[h] + l_span * take[h];
-            m[h] = top;
-        }
-        KVC__(values)(a, out, span, lo, hi, score, keep, take, n_q);
-    }
-    for (h = 0; h < n_q; h++)
-        for (i = 0; i < a->head_dim_v; i++) out[h * a->head_dim_v + i] /= l[h];
 }
 
+KVC__FORCE void KVC__(values_n)(const kvc__span *s, uint32_t lo, uint32_t hi,
+    const kvc__ahead *ahead, const float *weight, float *o, uint32_t v_stride,
+    const kvc_kv_type type, const uint32_t n_q)
+{
+    const uint32_t wide = KVC__WIDE(n_q);
+    uint32_t d = 0;
+    for (; d + 16 * wide <= v_stride; d += 16 * wide)
+        KVC__(values_wide)(s, lo, hi, ahead, weight, o, v_stride, d, type, n_q, wide);
+    for (; d < v_stride; d += 16)
+        KVC__(values_wide)(s, lo, hi, ahead, weight, o, v_stride, d, type, n_q, 1);
+}
+
+static void KVC__(values_range)(const kvc__attn *a, const kvc__span *s, uint32_t lo, uint32_t hi,
+    const kvc__ahead *ahead, const float *weight, float *o, uint32_t n_q)
+{
+    if (lo >= hi) return;
+    KVC__CHOOSE(values_n, a->type_v, n_q, s, lo, hi, ahead, weight, o, a->v_stride)
+}
+
+/* Of the positions from `from` to `to`, adds to each query of a tile the values that it sees: those
+   that all see together, those before and after for each query alone. */
+static void KVC__(values_tile)(const kvc__attn *a, const kvc__span *s, uint32_t query, uint32_t n_q,
+    uint32_t from, uint32_t to, const kvc__ahead *ahead, const float *weight, float *o)
+{
+    const size_t o_stride = kvc__part_floats(a->v_stride);
+    const uint32_t *lo = s->lo + query, *hi = s->hi + query;
+    uint32_t all_lo = lo[n_q - 1] > from ? lo[n_q - 1] : from, all_hi = hi[0] < to ? hi[0] : to, i;
+    if (all_lo >= all_hi) all_lo = all_hi = to;
+    for (i = 0; i < n_q; i++)
+        KVC__(values_range)(a, s, lo[i] > from ? lo[i] : from, hi[i] < all_lo ? hi[i] : all_lo,
+            ahead, weight + i * KVC__WEIGHT_STRIDE, o + i * o_stride, 1);
+    KVC__(values_range)(a, s, all_lo, all_hi, ahead, weight, o, n_q);
+    for (i = 0; i < n_q; i++)
+        KVC__(values_range)(a, s, lo[i] > all_hi ? lo[i] : all_hi, hi[i] < to ? hi[i] : to,
+            ahead, weight + i * KVC__WEIGHT_STRIDE, o + i * o_stride, 1);
+}
+
+/* The weighted sums of all queries, eight tiles of values at a time. */
+static void KVC__(values)(const kvc__attn *a, const kvc__span *s, const float *weight, float *part)
+{
+    const size_t stride = kvc__part_floats(a->v_stride);
+    uint32_t tile, i, n_q;
+    kvc__ahead ahead;
+    for (i = 0; i < s->n_queries; i++) memset(part + i * stride, 0, a->v_stride * sizeof(float));
+    for (tile = s->first & ~7u; tile < s->last; tile += 8) {
+        ahead.at = tile + 8 < s->last ? s->v + tile + 8 : s->k + 16;
+        ahead.n = (s->n_queries + 5) / 6;
+        ahead.i = 0;
+        for (i = 0; i < s->n_queries; i += n_q) {
+            n_q = KVC__(tile_queries)(s->n_queries - i);
+            KVC__(values_tile)(a, s, i, n_q, 16 * tile, 16 * tile + 128, &ahead,
+                weight + i * KVC__WEIGHT_STRIDE, part + i * stride);
+            ahead.i++;
+        }
+    }
+}
+
+/* state = state * keep + part * take for the queries that see the span. */
+static void KVC__(fold_part)(const kvc__attn *a, const kvc__span *s, const float *part)
+{
+    const size_t stride = kvc__part_floats(a->v_stride);
+    float keep[KVC__MAX_QUERIES], take[KVC__MAX_QUERIES];
+    uint32_t i, d;
+    memset(keep, 0, sizeof keep);
+    memset(take, 0, sizeof take);
+    for (i = 0; i < s->n_queries; i++) {
+        float *m = a->state + i * stride + a->v_stride, m_span = part[i * stride + a->v_stride];
+        float top;
+        if (s->lo[i] == s->hi[i]) continue;
+        top = m_span > *m ? m_span : *m;
+        keep[i] = *m - top;
+        take[i] = m_span - top;
+        *m = top;
+    }
+    for (i = 0; i < s->n_queries; i += 16) {
+        KVC__(store)(keep + i, KVC__(exp)(KVC__(load)(keep + i)));
+        KVC__(store)(take + i, KVC__(exp)(KVC__(load)(take + i)));
+    }
+    for (i = 0; i < s->n_queries; i++) {
+        float *o = a->state + i * stride, *l = o + a->v_stride + 1;
+        const float *from = part + i * stride;
+        KVC__(vec) kept;
+        if (s->lo[i] == s->hi[i]) continue;
+        *l = *l * keep[i] + from[a->v_stride + 1] * take[i];
+        for (d = 0; d < a->v_stride; d += 16) {
+            kept = KVC__(mul)(KVC__(load)(o + d), KVC__(set1)(keep[i]));
+            KVC__(store)(o + d, KVC__(fma)(KVC__(load)(from + d), KVC__(set1)(take[i]), kept));
+        }
+    }
+}
+
+/* Takes the spans into state, which it sets up, or leaves their parts alone. */
 static void KVC__(attention)(const kvc__attn *a)
 {
-    uint32_t h, n;
-    for (h = 0; h < a->n_q; h += n) {
-        n = a->n_q - h < 4 ? a->n_q - h : 4;
-        KVC__(attend)(a, a->q + h * a->head_dim, a->out + h * a->head_dim_v, n);
+    const uint32_t n = a->n_rows * a->n_q;
+    const size_t stride = kvc__part_floats(a->v_stride);
+    float *weight = a->work, *part = weight + (size_t)n * KVC__WEIGHT_STRIDE;
+    float *q = part + n * stride;
+    uint32_t number, i;
+    kvc__span s;
+    if (a->parts != NULL) part = a->parts;
+    else memset(a->state, 0, n * stride * sizeof(float));
+    for (i = 0; a->parts == NULL && i < n; i++)     /* makes the first keep 0 and its take 1 */
+        a->state[i * stride + a->v_stride] = -kvc__bits_f32(0x7f800000u);
+    KVC__(pack_queries)(a, q);
+    for (number = a->from; number < a->to; number++) {
+        kvc__span_bounds(&s, a, number);
+        kvc__span_tiles(&s, a, number);
+        KVC__(scores)(a, &s, q, weight);
+        KVC__(softmax)(a, &s, weight, part);
+        KVC__(values)(a, &s, weight, part);
+        if (a->parts != NULL) part += n * stride;
+        else KVC__(fold_part)(a, &s, part);
     }
 }
+
+/* Takes the parts into state and writes the result. */
+static void KVC__(attention_merge)(const kvc__attn *a)
+{
+    const uint32_t n = a->n_rows * a->n_q;
+    const size_t stride = kvc__part_floats(a->v_stride);
+    uint32_t number, i, d;
+    kvc__span s;
+    for (number = a->from; number < a->to; number++) {
+        kvc__span_bounds(&s, a, number);
+        KVC__(fold_part)(a, &s, a->parts + (number - a->from) * n * stride);
+    }
+    for (i = 0; i < n; i++) {
+        const float *o = a->state + i * stride;
+        float *out = a->out + i / a->n_q * a->out_stride + i % a->n_q * a->head_dim_v;
+        KVC__(vec) l = KVC__(set1)(o[a->v_stride + 1]);
+        for (d = 0; d + 16 <= a->head_dim_v; d += 16)
+            KVC__(store)(out + d, KVC__(div)(KVC__(load)(o + d), l));
+        if (d < a->head_dim_v)
+            KVC__(store_n)(out + d, KVC__(div)(KVC__(load)(o + d), l), a->head_dim_v - d);
+    }
+}
+#undef KVC__CHOOSE
+#undef KVC__CASES
 
 #define KVC__ENTRY(ret, name, args) , KVC__(name)
 static const kvc__kernels KVC__(table) = {
@@ -8768,6 +9203,7 @@ static const kvc__kernels KVC__(table) = {
 };
 #undef KVC__ENTRY
 #undef KVC__ROW_TILE
+#undef KVC__WIDE
 #undef KVC__BLOCK_ROW_TILE
 #undef KVC__OUT_PIECES
 #undef KVC__NATIVE

@@ -37,7 +37,7 @@ static void check_bits(const float *got, const float *want, size_t n, const char
     size_t i;
     for (i = 0; i < n; i++) {
         if (!memcmp(&got[i], &want[i], sizeof *got)) continue;
-        print_error("%s of %s at size %u: [%u] is %.9g, base has %.9g\n", what, isa, (unsigned)size,
+        print_error("%s of %s at size %u: [%u] is %.9g, not %.9g\n", what, isa, (unsigned)size,
             (unsigned)i, (double)got[i], (double)want[i]);
         fail();
     }
@@ -219,6 +219,234 @@ static void test_large_products(void **state) {
     }
     check_shape(0, 5, 50, 1024 + 1024 + 7, &random);
     check_shape(1, 64, 53, 1024 + 512 + 15, &random);
+}
+
+/* ---- attention ---- */
+
+/* Rows of one sequence with the query heads of one key head, over pages in any order. What no row
+   may look at is NaN. */
+typedef struct scene {
+    kvc__attn attn;
+    unsigned char *pages;
+    uint32_t *ring;
+    float *q, *out;
+    uint32_t n_rows;            /* the last ones of the sequence */
+    uint32_t n_pos;
+} scene;
+
+static uint32_t pick(uint32_t n, uint64_t *state) {
+    return (uint32_t)(model_random(state) >> 32) % n;
+}
+
+static unsigned char *scene_page(const scene *s, uint32_t pos) {
+    const kvc__attn *a = &s->attn;
+    return s->pages + a->ring[(pos >> a->page_shift) % a->ring_cap] * a->page_bytes;
+}
+
+static unsigned char *scene_k(const scene *s, uint32_t pos, uint32_t dim) {
+    const kvc__attn *a = &s->attn;
+    uint32_t at = pos & ((1u << a->page_shift) - 1);
+    return scene_page(s, pos) + a->k_offset +
+        ((size_t)(at / 16 * a->head_dim + dim) * 16 + at % 16) * kvc__kv_size(a->type_k);
+}
+
+static unsigned char *scene_v(const scene *s, uint32_t pos, uint32_t dim) {
+    const kvc__attn *a = &s->attn;
+    uint32_t at = pos & ((1u << a->page_shift) - 1);
+    return scene_page(s, pos) + a->v_offset +
+        ((size_t)at * a->v_stride + dim) * kvc__kv_size(a->type_v);
+}
+
+static void scene_set(unsigned char *p, kvc_kv_type type, float x) {
+    gguf_to_type(type == KVC_KV_F16 ? GGUF_F16 : GGUF_F32, &x, 1, p);
+}
+
+static float scene_get(const unsigned char *p, kvc_kv_type type) {
+    return type == KVC_KV_F16 ? gguf_from_f16(kvc__rd16(p)) : kvc__rdf32(p);
+}
+
+static void scene_fill(scene *s, uint64_t *state) {
+    const kvc__attn *a = &s->attn;
+    uint32_t p, d;
+    float x = 0;
+    for (p = 0; p < s->n_pos; p++) {
+        for (d = 0; d < a->head_dim; d++) {
+            fill(&x, 1, 1.5f, state);
+            scene_set(scene_k(s, p, d), a->type_k, x);
+        }
+        for (d = 0; d < a->v_stride; d++) {
+            fill(&x, 1, 1.0f, state);
+            scene_set(scene_v(s, p, d), a->type_v, d < a->head_dim_v ? x : 0);
+        }
+    }
+}
+
+static void scene_open(scene *s, uint64_t *state) {
+    static const uint32_t dims[] = {16, 18, 20, 48, 64, 80, 96, 112, 128};
+    static const uint32_t windows[] = {0, 0, 0, 1, 5, 40, 256, 300};
+    kvc__attn *a = &s->attn;
+    uint32_t i, n_pages;
+    memset(s, 0, sizeof *s);
+    a->head_dim = dims[pick(COUNT(dims), state)];
+    a->head_dim_v = pick(2, state) ? a->head_dim : 1 + pick(70, state);
+    a->v_stride = (a->head_dim_v + 15) & ~15u;
+    a->n_q = 1 + pick(9, state);
+    a->window = windows[pick(COUNT(windows), state)];
+    a->page_shift = 4 + pick(5, state);
+    a->type_k = pick(2, state) ? KVC_KV_F16 : KVC_KV_F32;
+    a->type_v = pick(2, state) ? KVC_KV_F16 : KVC_KV_F32;
+    s->n_rows = 1 + pick(100 / a->n_q, state);
+    s->n_pos = s->n_rows + pick(800, state);
+    a->k_offset = 64 * pick(3, state);
+    a->v_offset = a->k_offset + ((size_t)a->head_dim * kvc__kv_size(a->type_k) << a->page_shift);
+    a->page_bytes = a->v_offset + ((size_t)a->v_stride * kvc__kv_size(a->type_v) << a->page_shift);
+    n_pages = (s->n_pos - 1) / (1u << a->page_shift) + 1;
+    a->ring_cap = n_pages + pick(3, state);
+    s->ring = (uint32_t *)gguf_must(malloc(a->ring_cap * sizeof *s->ring));
+    for (i = 0; i < n_pages; i++) {         /* shuffled: each takes the place of one before */
+        uint32_t j = pick(i + 1, state);
+        s->ring[i] = s->ring[j];
+        s->ring[j] = i;
+    }
+    for (; i < a->ring_cap; i++) s->ring[i] = 0xffffffffu;
+    s->pages = (unsigned char *)gguf_must(malloc(n_pages * a->page_bytes));
+    memset(s->pages, 0xff, n_pages * a->page_bytes);
+    a->pages = s->pages;
+    a->ring = s->ring;
+    a->q_stride = a->n_q * a->head_dim + pick(3, state);
+    a->out_stride = a->n_q * a->head_dim_v + pick(3, state);
+    s->q = new_floats(s->n_rows * a->q_stride);
+    s->out = new_floats(s->n_rows * a->out_stride);
+    fill(s->q, s->n_rows * a->q_stride, 0.5f, state);
+    scene_fill(s, state);
+}
+
+static void scene_close(scene *s) {
+    free(s->pages);
+    free(s->ring);
+    free(s->q);
+    free(s->out);
+}
+
+static float plain_exp(float x) {
+    return kvc__exp_base(kvc__set1_base(x)).v[0];
+}
+
+/* Scores of the span's positions from lo to hi become weights; gives their sum, returns the largest
+   score. */
+static float plain_weights(const scene *s, const float *q, uint32_t lo, uint32_t hi,
+    float weight[KVC__SPAN], float *sum) {
+    const kvc__attn *a = &s->attn;
+    float lane[16] = {0}, top = -INFINITY;
+    uint32_t p, d, i;
+    for (p = lo; p < hi; p++) {
+        float x = 0;
+        for (d = 0; d < a->head_dim; d++) x = fmaf(q[d], scene_get(scene_k(s, p, d), a->type_k), x);
+        weight[p % KVC__SPAN] = x;
+        if (x > top) top = x;
+    }
+    for (p = lo; p < hi; p++) {
+        weight[p % KVC__SPAN] = plain_exp(weight[p % KVC__SPAN] - top);
+        lane[p % 16] += weight[p % KVC__SPAN];
+    }
+    for (i = 8; i > 0; i /= 2) for (p = 0; p < i; p++) lane[p] += lane[p + i];
+    *sum = lane[0];
+    return top;
+}
+
+/* One query of the row at `pos` in the order of sums that the header lays down. */
+static void plain_attention(const scene *s, const float *q, uint32_t pos, float *out) {
+    const kvc__attn *a = &s->attn;
+    uint32_t begin = a->window && pos + 1 > a->window ? pos + 1 - a->window : 0, lo, hi, p, d;
+    float m = -INFINITY, l = 0;
+    for (d = 0; d < a->head_dim_v; d++) out[d] = 0;
+    for (lo = begin; lo <= pos; lo = hi) {
+        float weight[KVC__SPAN], l_span, m_span, top, keep, take;
+        hi = (lo / KVC__SPAN + 1) * KVC__SPAN;
+        if (hi > pos + 1) hi = pos + 1;
+        m_span = plain_weights(s, q, lo, hi, weight, &l_span);
+        top = m_span > m ? m_span : m;
+        keep = plain_exp(m - top);
+        take = plain_exp(m_span - top);
+        l = l * keep + l_span * take;
+        m = top;
+        for (d = 0; d < a->head_dim_v; d++) {
+            float x = 0;
+            for (p = lo; p < hi; p++)
+                x = fmaf(weight[p % KVC__SPAN], scene_get(scene_v(s, p, d), a->type_v), x);
+            out[d] = fmaf(x, take, out[d] * keep);
+        }
+    }
+    for (d = 0; d < a->head_dim_v; d++) out[d] /= l;
+}
+
+/* The spans of a group: the first ones merged, the others kept apart in runs if `apart` is set. */
+static void attend_group(const kvc__kernels *k, kvc__attn *a, int apart, uint64_t *state) {
+    uint32_t n = a->n_rows * a->n_q, to = (a->pos + a->n_rows - 1) / KVC__SPAN + 1, cut;
+    uint32_t from = kvc__first_seen(a->pos, a->window) / KVC__SPAN;
+    size_t part = (size_t)n * kvc__part_floats(a->v_stride);
+    float *parts = new_floats(part * (to - from));
+    a->work = new_floats(kvc__attn_floats(n, a->head_dim, a->v_stride));
+    a->state = new_floats(part);
+    a->from = from;
+    a->to = cut = apart ? from + 1 + pick(to - from, state) : to;
+    a->parts = NULL;
+    k->attention(a);
+    for (a->from = cut; a->from < to; a->from = a->to) {
+        a->to = a->from + 1 + pick(to - a->from, state);
+        a->parts = parts + part * (a->from - cut);
+        k->attention(a);
+    }
+    a->from = cut;
+    a->to = to;
+    a->parts = parts;
+    k->attention_merge(a);
+    free(parts);
+    free(a->state);
+    free(a->work);
+}
+
+/* All rows, in groups of random sizes. */
+static void attend_scene(const kvc__kernels *k, const scene *s, int apart, uint64_t *state) {
+    kvc__attn a = s->attn;
+    uint32_t row;
+    for (row = 0; row < s->n_rows; row += a.n_rows) {
+        uint32_t left = s->n_rows - row, most = KVC__MAX_QUERIES / a.n_q;
+        a.n_rows = 1 + pick(left < most ? left : most, state);
+        a.pos = s->n_pos - left;
+        a.q = s->q + row * a.q_stride;
+        a.out = s->out + row * a.out_stride;
+        attend_group(k, &a, apart, state);
+    }
+}
+
+static void test_attention(void **state) {
+    const kvc__kernels *k[5];
+    size_t n = tables(k), i;
+    uint64_t random = 7;
+    uint32_t run, row, h;
+    (void)state;
+    for (run = 0; run < 60; run++) {
+        scene s;
+        float *want;
+        scene_open(&s, &random);
+        want = new_floats(s.n_rows * s.attn.out_stride);
+        fill(s.out, s.n_rows * s.attn.out_stride, 1, &random);
+        memcpy(want, s.out, s.n_rows * s.attn.out_stride * sizeof *want);
+        for (row = 0; row < s.n_rows; row++)
+            for (h = 0; h < s.attn.n_q; h++)
+                plain_attention(&s, s.q + row * s.attn.q_stride + h * s.attn.head_dim,
+                    s.n_pos - s.n_rows + row,
+                    want + row * s.attn.out_stride + h * s.attn.head_dim_v);
+        for (i = 0; i < n; i++) {
+            attend_scene(k[i], &s, 0, &random);
+            check_bits(s.out, want, s.n_rows * s.attn.out_stride, k[i]->name, "attention", run);
+            attend_scene(k[i], &s, 1, &random);
+            check_bits(s.out, want, s.n_rows * s.attn.out_stride, k[i]->name, "parts", run);
+        }
+        free(want);
+        scene_close(&s);
+    }
 }
 
 /* ---- rows ---- */
@@ -481,6 +709,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_large_products),
+        cmocka_unit_test(test_attention),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_silu_mul),
         cmocka_unit_test(test_accumulate),

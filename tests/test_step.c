@@ -316,6 +316,9 @@ static void test_tile_counts(void **state) {
     (void)state;
     rig_open(&r, &shape);
     ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+    /* each row a group of its own: the same position again and again */
+    ctx->plan.rows = (kvc__row *)gguf_must(calloc(1u << 20, sizeof *ctx->plan.rows));
+    ctx->plan.groups = (kvc__group *)gguf_must(calloc(1u << 20, sizeof *ctx->plan.groups));
     for (i = 0; i < COUNT(rows); i++) {
         ctx->plan.n_rows = ctx->plan.n_wanted = rows[i];
         kvc__plan_prepare(&ctx->plan, NULL);
@@ -326,6 +329,8 @@ static void test_tile_counts(void **state) {
             fail();
         }
     }
+    free(ctx->plan.rows);
+    free(ctx->plan.groups);
     kvc_ctx_free(ctx);
     rig_close(&r);
 }
@@ -576,6 +581,66 @@ static void test_long(void **state) {
     }
 }
 
+/* ---- steps of few rows after a long text: its spans are cut into runs ---- */
+
+#define FAR 4700                /* more spans than are kept apart for 8 rows */
+
+/* Steps of these many rows at the end of the text, undone after each. */
+static void check_runs(const rig *r, kvc_seq *seq, const kvc_token *text, const float *want,
+    uint32_t n_threads, kvc_isa isa) {
+    static const size_t steps[] = {1, 2, 7, 8, 9, 30};
+    kvc_ctx *ctx = new_ctx(r, 32, n_threads, isa);
+    float *got = (float *)gguf_must(malloc(30 * r->info.n_vocab * sizeof *got));
+    size_t rows[30], i;
+    for (i = 0; i < COUNT(rows); i++) rows[i] = i;
+    for (i = 0; i < COUNT(steps); i++) {
+        OK(kvc_prefill_rows(ctx, seq, text, steps[i], rows, steps[i], got, &last));
+        SAME(got, want, steps[i], r->info.n_vocab, "runs");
+        OK(kvc_seq_rollback(seq, kvc_seq_length(seq) - (uint32_t)steps[i]));
+    }
+    free(got);
+    kvc_ctx_free(ctx);
+}
+
+static void test_runs(void **state) {
+    static const model_shape shapes[] = {
+        {TINY, .n_layers = 1},
+        {.n_layers = 1, .n_embd = 36, .n_heads = 6, .n_kv_heads = 1, .n_ff = 32, .n_vocab = 20},
+        {TINY, .n_layers = 1, .window = 1100}
+    };
+    static const uint32_t ends[] = {520, 1500, FAR - 30};
+    size_t i, j;
+    (void)state;
+    for (i = 0; i < COUNT(shapes); i++) {
+        kvc_kv_type kv = i == 1 ? KVC_KV_F16 : KVC_KV_F32;
+        kvc_token text[FAR];
+        kvc_ctx *ctx;
+        kvc_cache *cache;
+        kvc_seq *seq;
+        float *cold;
+        rig r;
+        rig_open(&r, &shapes[i]);
+        random_tokens(text, FAR, r.info.n_vocab, 61);
+        cold = cold_run(&r, text, FAR, kv);
+        cache = new_cache(&r, FAR, 1, 0, kv);
+        ctx = new_ctx(&r, 0, 1, KVC_ISA_BEST);
+        seq = new_seq(cache);
+        for (j = 0; j < COUNT(ends); j++) {
+            const float *logits, *want = cold + ends[j] * r.info.n_vocab;
+            uint32_t at = kvc_seq_length(seq);
+            OK(kvc_prefill(ctx, seq, text + at, ends[j] - at, &logits, &last));
+            check_runs(&r, seq, text + ends[j], want, 2, KVC_ISA_BEST);
+            check_runs(&r, seq, text + ends[j], want, 3, KVC_ISA_AVX2);
+            check_runs(&r, seq, text + ends[j], want, 16, KVC_ISA_BEST);
+        }
+        kvc_seq_close(seq);
+        kvc_ctx_free(ctx);
+        kvc_cache_free(cache);
+        free(cold);
+        rig_close(&r);
+    }
+}
+
 /* ---- the list ---- */
 
 #define EACH_KIND(X) \
@@ -592,7 +657,8 @@ int main(void) {
         EACH_KIND(ENTRY)
         cmocka_unit_test(test_open_rounding),
         cmocka_unit_test(test_tile_counts),
-        cmocka_unit_test(test_long)
+        cmocka_unit_test(test_long),
+        cmocka_unit_test(test_runs)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
