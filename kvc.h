@@ -1215,6 +1215,7 @@ static kvc_result kvc__block_get(void **out, size_t size, const kvc_memory *memo
         if (*out == NULL)
             return kvc__fail(err, KVC_ERROR_MEMORY, "allocator",
                 "the allocator returned no memory");
+        kvc__memory_large(*out, size);
         return KVC_OK;
     }
     if (((uintptr_t)memory->ptr & 63) != 0)
