@@ -5801,6 +5801,7 @@ static uint32_t kvc__prepare_outs(const kvc__plan *p, const kvc__op *op)
     if (op->n_rows >= KVC__PACK_ROWS) return KVC__BLOCK_OUTS;
     for (i = 0; i < op->n_mats; i++) all += op->mats[i]->n_out;
     outs = all / (8u * p->n_threads) / least * least;
+    if (outs >= 64) outs = outs / 64 * 64;      /* four streams of whole groups */
     return outs < least ? least : outs > KVC__LONG_OUTS ? KVC__LONG_OUTS : (uint32_t)outs;
 }
 
@@ -7489,7 +7490,8 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed)
 typedef struct KVC__(vec) { __m512 v; } KVC__(vec);
 #define KVC__ROW_TILE 6         /* rows of a register tile, float weights; divides KVC__LANE_ROWS */
 #define KVC__BLOCK_ROW_TILE 6   /* rows of a register tile, packed blocks */
-#define KVC__OUT_PIECES 2       /* pieces of outputs of that tile, at least 16 / KVC__NATIVE */
+#define KVC__OUT_PIECES 2       /* pieces of outputs of that tile */
+#define KVC__MOST_PIECES 4      /* of any tile */
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7554,6 +7556,7 @@ typedef struct KVC__(vec) { __m256 a, b; } KVC__(vec);
 #define KVC__ROW_TILE 3
 #define KVC__BLOCK_ROW_TILE 2
 #define KVC__OUT_PIECES 2
+#define KVC__MOST_PIECES 2
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7638,6 +7641,7 @@ typedef struct KVC__(vec) { float32x4_t a, b, c, d; } KVC__(vec);
 #define KVC__ROW_TILE 6
 #define KVC__BLOCK_ROW_TILE 3
 #define KVC__OUT_PIECES 4
+#define KVC__MOST_PIECES 4
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7743,6 +7747,7 @@ typedef struct KVC__(vec) { float v[16]; } KVC__(vec);
 #define KVC__ROW_TILE 1
 #define KVC__BLOCK_ROW_TILE 1
 #define KVC__OUT_PIECES 1
+#define KVC__MOST_PIECES 1
 #define KVC__EACH(expr) \
     { \
         int i; \
@@ -7869,14 +7874,6 @@ KVC__FORCE void KVC__(sum4)(float *y, const float *p)
     for (o = 0; o < 4; o++) y[o] = KVC__(sum)(KVC__(load)(p + 16 * o));
 }
 #endif
-
-/* Asks for the cache line `ahead` bytes after p, which may lie past the end of everything. A decode
-   reads four rows at once and each row briefly: too short for the processor to see where it leads,
-   so a tile asks for the rows of the next one. */
-KVC__FORCE void KVC__(prefetch)(const unsigned char *p, size_t ahead)
-{
-    kvc__prefetch((const void *)((uintptr_t)p + ahead));
-}
 
 /* The first n <= 16 lanes; the others are zero. */
 KVC__FORCE KVC__(vec) KVC__(load_n)(const float *p, uint32_t n)
@@ -8539,27 +8536,39 @@ static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint3
     }
 }
 
+/* A single row of x reads weights four outputs at a time, a quarter of the block apart: four
+   streams, each of them in order, are what memory delivers fastest. Outputs past the last one are
+   the last again. */
+KVC__FORCE void KVC__(streams)(const kvc__mm *a, uint32_t i, uint32_t out[4],
+    const unsigned char *w[4])
+{
+    uint32_t o, apart = (a->n_out + 3) / 4;
+    for (o = 0; o < 4; o++) {
+        out[o] = i + o * apart < a->n_out ? i + o * apart : a->n_out - 1;
+        w[o] = a->w + out[o] * a->w_stride;
+    }
+}
+
 /* ---- matrix products: float weights ----
-   A single row streams through memory four outputs at a time. For many rows the accumulators of
+   A single row streams through memory. For many rows the accumulators of
    a register tile, 4 outputs by KVC__ROW_TILE rows, are pieces of the 16 lanes; k is cut into
    chunks whose operands stay in the nearest caches, and between chunks the lanes wait in memory. */
 
 /* 4 outputs of one row. */
-KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], size_t w_stride, const float *x,
-    uint32_t k, float *y, const int type)
+KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], const float *x, uint32_t k,
+    float y[4], const int type)
 {
-    const size_t w_size = type == KVC__F32 ? 4 : 2, ahead = 4 * w_stride;
+    const size_t w_size = type == KVC__F32 ? 4 : 2;
     KVC__(vec) acc[4], xv;
+    float lanes[64];
     uint32_t i, o;
     KVC__FLAT
     for (o = 0; o < 4; o++) acc[o] = KVC__(set1)(0.0f);
     for (i = 0; i + 16 <= k; i += 16) {
         xv = KVC__(load)(x + i);
         KVC__FLAT
-        for (o = 0; o < 4; o++) {
+        for (o = 0; o < 4; o++)
             acc[o] = KVC__(fma)(KVC__(load_w)(w[o] + i * w_size, type), xv, acc[o]);
-            KVC__(prefetch)(w[o] + i * w_size, ahead);
-        }
     }
     if (i < k) {
         xv = KVC__(load_n)(x + i, k - i);
@@ -8568,7 +8577,8 @@ KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], size_t w_strid
             acc[o] = KVC__(fma)(KVC__(load_w_n)(w[o] + i * w_size, type, k - i), xv, acc[o]);
     }
     KVC__FLAT
-    for (o = 0; o < 4; o++) y[o] = KVC__(sum)(acc[o]);
+    for (o = 0; o < 4; o++) KVC__(store)(lanes + 16 * o, acc[o]);
+    KVC__(sum4)(y, lanes);
 }
 
 /* One piece of the lanes of a register tile, over elements [from, to) of w and x, whole vectors. */
@@ -8679,7 +8689,8 @@ KVC__FORCE void KVC__(rows_float)(const kvc__mm *a, uint32_t row, uint32_t n_row
 KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
 {
     const unsigned char *w[4];
-    uint32_t row, out, o, n;
+    uint32_t row, i, n, out[4];
+    float y[4];
     if (KVC__ROW_TILE > 1 && a->n_rows >= KVC__ROW_TILE) {
         for (row = 0; row < a->n_rows; row += n) {
             n = a->n_rows - row < KVC__LANE_ROWS ? a->n_rows - row : KVC__LANE_ROWS;
@@ -8691,12 +8702,12 @@ KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
         }
         return;
     }
-    for (out = 0; out < a->n_out; out += 4) {
-        for (o = 0; o < 4; o++)
-            w[o] = a->w + (size_t)(out + o < a->n_out ? out + o : a->n_out - 1) * a->w_stride;
-        for (row = 0; row < a->n_rows; row++)
-            KVC__(row_float)(w, a->w_stride, a->x + row * a->x_stride, a->k,
-                a->y + row * a->y_stride + out, type);
+    for (i = 0; i < (a->n_out + 3) / 4; i++) {
+        KVC__(streams)(a, i, out, w);
+        for (row = 0; row < a->n_rows; row++) {
+            KVC__(row_float)(w, a->x + row * a->x_stride, a->k, y, type);
+            for (n = 0; n < 4; n++) a->y[row * a->y_stride + out[n]] = y[n];
+        }
     }
 }
 
@@ -8711,9 +8722,9 @@ KVC__FORCE const unsigned char *KVC__(row_q8)(const kvc__mm *a, uint32_t row, ui
 
 /* 4 outputs of one row. */
 KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
-    float *y, const int type)
+    float y[4], const int type)
 {
-    const size_t block_size = type == KVC__Q8_0 ? 34 : 18, ahead = 4 * a->w_stride;
+    const size_t block_size = type == KVC__Q8_0 ? 34 : 18;
     const uint32_t height = a->x8_height;
     KVC__(quad) acc = KVC__(quad_zero)();
     uint32_t b, o, slot;
@@ -8729,7 +8740,6 @@ KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], const kvc__mm
             p[o] = w[o] + b * block_size;
             s[o] = type == KVC__Q8_0 ? KVC__(dot_ss)(KVC__(load_bytes)(p[o] + 2), xv)
                 : KVC__(dot_us)(KVC__(load_nibbles)(p[o] + 2), xv);
-            KVC__(prefetch)(p[o], ahead);
         }
         acc = KVC__(quad_fma)(KVC__(totals)(s, less),
             KVC__(quad_scale)(KVC__(scales)(p), xd), acc);
@@ -8740,12 +8750,14 @@ KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], const kvc__mm
 KVC__FORCE void KVC__(mm_blocks)(const kvc__mm *a, const int type)
 {
     const unsigned char *w[4];
-    uint32_t row, out, o;
-    for (out = 0; out < a->n_out; out += 4) {
-        for (o = 0; o < 4; o++)
-            w[o] = a->w + (size_t)(out + o < a->n_out ? out + o : a->n_out - 1) * a->w_stride;
-        for (row = 0; row < a->n_rows; row++)
-            KVC__(row_blocks)(w, a, row, a->y + row * a->y_stride + out, type);
+    uint32_t row, i, o, out[4];
+    float y[4];
+    for (i = 0; i < (a->n_out + 3) / 4; i++) {
+        KVC__(streams)(a, i, out, w);
+        for (row = 0; row < a->n_rows; row++) {
+            KVC__(row_blocks)(w, a, row, y, type);
+            for (o = 0; o < 4; o++) a->y[row * a->y_stride + out[o]] = y[o];
+        }
     }
 }
 
@@ -8761,31 +8773,31 @@ KVC__FORCE KVC__(codes) KVC__(codes_at)(const unsigned char *p, uint32_t step, c
     return step < 4 ? KVC__(codes_low)(p + 64 * step) : KVC__(codes_high)(p + 64 * (step - 4));
 }
 
-/* n_p pieces of outputs by n_r rows (constants) of one group of `height` rows, from the piece at
-   output `out` on. */
-KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out, const int type,
-    const uint32_t n_p, const uint32_t n_r, const uint32_t height)
+/* n_p pieces of outputs, `apart` outputs from each other, by n_r rows of one group of `height`
+   rows; n_p and n_r are constants. */
+KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out, uint32_t apart,
+    const int type, const uint32_t n_p, const uint32_t n_r, const uint32_t height)
 {
     const size_t block_size = 16 * (type == KVC__Q8_0 ? 34 : 18);
     const int nibbles = type == KVC__Q4_0;
     const int32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
     const uint32_t n_blocks = a->k / 32;
-    const unsigned char *w[KVC__OUT_PIECES], *x, *d;
-    KVC__(native) acc[KVC__OUT_PIECES][KVC__BLOCK_ROW_TILE];
+    const unsigned char *w[KVC__MOST_PIECES], *x, *d;
+    KVC__(native) acc[KVC__MOST_PIECES][KVC__BLOCK_ROW_TILE];
     uint32_t b, p, r, j, slot;
     x = KVC__(row_q8)(a, row, &slot);
     d = x + 32 * height + 4 * slot;
     x += 32 * slot;
     for (p = 0; p < n_p; p++)
-        w[p] = a->w + (size_t)((out + p * KVC__NATIVE) / 16) * a->w_stride;
+        w[p] = a->w + (size_t)((out + p * apart) / 16) * a->w_stride;
     KVC__FLAT
     for (p = 0; p < n_p; p++) {
         KVC__FLAT
         for (r = 0; r < n_r; r++) acc[p][r] = KVC__(native_set1)(0.0f);
     }
     for (b = 0; b < n_blocks; b++) {
-        KVC__(dots) s[KVC__OUT_PIECES][KVC__BLOCK_ROW_TILE];
-        KVC__(native) wd[KVC__OUT_PIECES];
+        KVC__(dots) s[KVC__MOST_PIECES][KVC__BLOCK_ROW_TILE];
+        KVC__(native) wd[KVC__MOST_PIECES];
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
             int32_t start = zero == 0 ? 0 : -zero * (int32_t)kvc__rd32(d + 4 * (height + r));
@@ -8794,10 +8806,10 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
         }
         KVC__FLAT
         for (j = 0; j < 8; j++) {
-            KVC__(codes) c[KVC__OUT_PIECES];
+            KVC__(codes) c[KVC__MOST_PIECES];
             KVC__FLAT
             for (p = 0; p < n_p; p++)
-                c[p] = KVC__(codes_at)(w[p] + 32 + 4 * ((out + p * KVC__NATIVE) % 16), j, type);
+                c[p] = KVC__(codes_at)(w[p] + 32 + 4 * ((out + p * apart) % 16), j, type);
             KVC__FLAT
             for (r = 0; r < n_r; r++) {
                 KVC__(x4) xv = KVC__(x4_load)(x + 32 * r + 4 * j);
@@ -8807,7 +8819,7 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
         }
         KVC__FLAT
         for (p = 0; p < n_p; p++) {
-            wd[p] = KVC__(native_scales)(w[p] + 2 * ((out + p * KVC__NATIVE) % 16));
+            wd[p] = KVC__(native_scales)(w[p] + 2 * ((out + p * apart) % 16));
             w[p] += block_size;
         }
         KVC__FLAT
@@ -8826,12 +8838,13 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
     for (r = 0; r < n_r; r++) {
         KVC__FLAT
         for (p = 0; p < n_p; p++)
-            KVC__(native_store)(a->y + (row + r) * a->y_stride + out + p * KVC__NATIVE, acc[p][r]);
+            KVC__(native_store)(a->y + (row + r) * a->y_stride + out + p * apart, acc[p][r]);
     }
 }
 
 /* Groups of rows in register tiles, places without a row too; the last outputs overlap their
-   neighbours. Single rows one by one, each through 16 outputs that then stay in the cache. */
+   neighbours. Single rows in four streams where whole groups of outputs fill a register, else by
+   16 outputs, which then stay in the cache for the next row. */
 KVC__FORCE void KVC__(mm_packed)(const kvc__mm *a, const int type)
 {
     const uint32_t outs = KVC__OUT_PIECES * KVC__NATIVE, all = (a->n_out + 15u) & ~15u;
@@ -8839,14 +8852,19 @@ KVC__FORCE void KVC__(mm_packed)(const kvc__mm *a, const int type)
     if (KVC__BLOCK_ROW_TILE > 1 && a->x8_height == KVC__Q8_ROWS && all >= outs) {
         for (row = 0; row < a->n_rows; row += KVC__BLOCK_ROW_TILE) {
             for (out = 0; out < all; out += outs)
-                KVC__(tile_packed)(a, row, out < all - outs ? out : all - outs, type,
+                KVC__(tile_packed)(a, row, out < all - outs ? out : all - outs, KVC__NATIVE, type,
                     KVC__OUT_PIECES, KVC__BLOCK_ROW_TILE, KVC__Q8_ROWS);
         }
-        return;
+    } else if (KVC__NATIVE == 16 && KVC__MOST_PIECES == 4 && all % 64 == 0) {
+        for (out = 0; out < all / 4; out += 16)
+            for (row = 0; row < a->n_rows; row++)
+                KVC__(tile_packed)(a, row, out, all / 4, type, KVC__MOST_PIECES, 1, a->x8_height);
+    } else {
+        for (out = 0; out < all; out += 16)
+            for (row = 0; row < a->n_rows; row++)
+                KVC__(tile_packed)(a, row, out, KVC__NATIVE, type, 16 / KVC__NATIVE, 1,
+                    a->x8_height);
     }
-    for (out = 0; out < all; out += 16)
-        for (row = 0; row < a->n_rows; row++)
-            KVC__(tile_packed)(a, row, out, type, 16 / KVC__NATIVE, 1, a->x8_height);
 }
 
 static void KVC__(mm_f32)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__F32); }
@@ -9207,6 +9225,7 @@ static const kvc__kernels KVC__(table) = {
 #undef KVC__WIDE
 #undef KVC__BLOCK_ROW_TILE
 #undef KVC__OUT_PIECES
+#undef KVC__MOST_PIECES
 #undef KVC__NATIVE
 #undef KVC__ZERO_NIBBLES
 #undef KVC__ZERO_BYTES
