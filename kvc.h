@@ -1708,9 +1708,8 @@ typedef struct kvc__attn {
     const float *q;             /* [n_rows, q_stride]: n_q heads of head_dim, rotated and scaled */
     float *out;                 /* [n_rows, out_stride]: n_q heads of head_dim_v */
     size_t q_stride, out_stride;
-    const unsigned char *pages; /* page 0 */
-    size_t page_bytes;
-    size_t k_offset, v_offset;  /* of this layer's and head's rows inside a page */
+    const unsigned char *k, *v; /* the pieces of page 0 of this layer's and head's planes */
+    size_t k_piece, v_piece;    /* bytes from page to page */
     const uint32_t *ring;
     uint32_t ring_cap, page_shift;
     uint32_t n_rows, n_q;       /* at most KVC__MAX_QUERIES queries */
@@ -1796,17 +1795,17 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a, uint32_t number)
     const uint32_t first = number * KVC__SPAN_TILES + s->first;
     const uint32_t last = (a->pos + a->n_rows - 1) / 16;
     const uint32_t shift = a->page_shift - 4, mask = (1u << shift) - 1u;
-    const unsigned char *page = NULL;
+    size_t page = 0;
     uint32_t i, tile, was = UINT32_MAX;
     for (i = 0; i < KVC__SPAN_TILES + 8; i++) {
         tile = number * KVC__SPAN_TILES + i;
         tile = tile < first ? first : tile < last ? tile : last;
         if (tile >> shift != was) {
             was = tile >> shift;
-            page = a->pages + (size_t)a->ring[was % a->ring_cap] * a->page_bytes;
+            page = a->ring[was % a->ring_cap];
         }
-        s->k[i] = page + a->k_offset + (tile & mask) * k_tile;
-        s->v[i] = page + a->v_offset + (tile & mask) * v_tile;
+        s->k[i] = a->k + page * a->k_piece + (tile & mask) * k_tile;
+        s->v[i] = a->v + page * a->v_piece + (tile & mask) * v_tile;
     }
 }
 
@@ -5257,10 +5256,12 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
 
 /* ------------------------------------------------------------------------------------------------
    >>kv  Pages, the ring, sequences
-   A page holds K and V of page_size positions for all layers. Inside it, layer by layer: the keys
-   of each head in tiles of [16 positions] by [head_dim] (a vector of scores is 16 positions),
-   then the values of each head in rows of [v_stride], head_dim_v rounded up to 16 and padded with
-   zeros. A sequence is a ring of page numbers and the position of its next token. Pages are
+   A page holds K and V of page_size positions for all layers. Its bytes lie apart: the memory is
+   cut into one plane for the keys, and one for the values, of each head of each layer, and a plane
+   holds its piece of page 0, of page 1 and so on; so a sequence whose pages follow each other, as
+   those of a new one do, is read in one stream. A piece of keys is tiles of [16 positions] by
+   [head_dim] (a vector of scores is 16 positions); one of values is rows of [v_stride],
+   head_dim_v rounded up to 16 and padded with zeros. A sequence is a ring of page numbers and the position of its next token. Pages are
    counted by reference: a fork counts up, the first write into a page that others hold copies it.
    The lock guards counts, free list and slots; rows that a sequence has written are never written
    again while shared, so reading them needs no lock.
@@ -5268,9 +5269,9 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
 typedef struct kvc__page_shape {
     uint32_t page_size, page_shift, v_stride;
     uint32_t k_size, v_size;            /* bytes of an element */
-    size_t k_head, v_head;              /* bytes of one head's keys and values in a page */
-    size_t layer;                       /* bytes of one layer in a page */
+    size_t k_piece, v_piece;            /* bytes of one head's keys and values in a page */
     size_t page;                        /* bytes of a page, a multiple of 64 */
+    uint32_t n_planes;                  /* layers by key heads: of keys, and again of values */
 } kvc__page_shape;
 
 struct kvc_seq {
@@ -5289,7 +5290,7 @@ struct kvc_cache {
     kvc_seq *seqs;                      /* [n_seqs] */
     uint32_t *refs;                     /* [n_pages] holders */
     uint32_t *free_pages;               /* a stack, [n_free] */
-    unsigned char *pages;
+    unsigned char *k, *v;               /* the planes: [n_planes, n_pages] pieces */
     uint32_t n_free, n_open, peak;
     size_t block_size;
     int owned;
@@ -5342,10 +5343,10 @@ static int kvc__page_shape_of(kvc__page_shape *s, const kvc_cache_desc *d)
     s->v_stride = (m->head_dim_v + 15u) & ~15u;
     s->k_size = d->type_k == KVC_KV_F16 ? 2 : 4;
     s->v_size = d->type_v == KVC_KV_F16 ? 2 : 4;
-    s->k_head = (size_t)d->page_size * m->head_dim * s->k_size;
-    s->v_head = (size_t)d->page_size * s->v_stride * s->v_size;
-    return kvc__mul_size(&s->layer, s->k_head + s->v_head, m->n_kv_heads) &&
-        kvc__mul_size(&s->page, s->layer, m->n_layers);
+    s->k_piece = (size_t)d->page_size * m->head_dim * s->k_size;
+    s->v_piece = (size_t)d->page_size * s->v_stride * s->v_size;
+    s->n_planes = m->n_layers * m->n_kv_heads;
+    return kvc__mul_size(&s->page, s->k_piece + s->v_piece, s->n_planes);
 }
 
 /* Bytes of K and V of one position, as the formula has it: without the padding of values. */
@@ -5365,21 +5366,22 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
     kvc_seq *seqs = (kvc_seq *)kvc__take(arena, d->n_seqs, sizeof *seqs);
     size_t n_ring = 0;
     uint32_t *rings, *refs, *free_pages;
+    unsigned char *k, *v;
     if (!kvc__mul_size(&n_ring, ring_cap, d->n_seqs)) arena->overflow = 1;
     rings = (uint32_t *)kvc__take(arena, n_ring, sizeof *rings);
     refs = (uint32_t *)kvc__take(arena, d->n_pages, sizeof *refs);
     free_pages = (uint32_t *)kvc__take(arena, d->n_pages, sizeof *free_pages);
-    if (c == NULL || seqs == NULL) {
-        kvc__take(arena, d->n_pages, s->page);
-        return NULL;
-    }
+    k = (unsigned char *)kvc__take(arena, d->n_pages, s->n_planes * s->k_piece);
+    v = (unsigned char *)kvc__take(arena, d->n_pages, s->n_planes * s->v_piece);
+    if (c == NULL || seqs == NULL) return NULL;
     memset(c, 0, sizeof *c);
     c->desc = *d;
     c->shape = *s;
     c->seqs = seqs;
     c->refs = refs;
     c->free_pages = free_pages;
-    c->pages = (unsigned char *)kvc__take(arena, d->n_pages, s->page);
+    c->k = k;
+    c->v = v;
     memset(seqs, 0, d->n_seqs * sizeof *seqs);
     for (i = 0; i < d->n_seqs; i++) {
         seqs[i].cache = c;
@@ -5466,6 +5468,25 @@ static void kvc__seq_trim(kvc_seq *s, uint32_t length)
     while (s->n_pages > keep) kvc__page_drop(s->cache, *kvc__ring_at(s, --s->n_pages));
 }
 
+/* A piece of a plane: plane number layer * n_kv_heads + head. */
+static unsigned char *kvc__k_piece(const kvc_cache *c, uint32_t plane, uint32_t page)
+{
+    return c->k + ((size_t)plane * c->desc.n_pages + page) * c->shape.k_piece;
+}
+static unsigned char *kvc__v_piece(const kvc_cache *c, uint32_t plane, uint32_t page)
+{
+    return c->v + ((size_t)plane * c->desc.n_pages + page) * c->shape.v_piece;
+}
+
+static void kvc__page_copy(kvc_cache *c, uint32_t to, uint32_t from)
+{
+    uint32_t i;
+    for (i = 0; i < c->shape.n_planes; i++) {
+        memcpy(kvc__k_piece(c, i, to), kvc__k_piece(c, i, from), c->shape.k_piece);
+        memcpy(kvc__v_piece(c, i, to), kvc__v_piece(c, i, from), c->shape.v_piece);
+    }
+}
+
 /* Makes room for n more positions: the last page becomes the sequence's own if it is to be
    written, and new pages are taken. All or nothing. */
 static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
@@ -5488,7 +5509,7 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
     }
     if (copy) {
         uint32_t old = *kvc__ring_at(s, last), page = kvc__page_take(c);
-        memcpy(c->pages + page * c->shape.page, c->pages + old * c->shape.page, c->shape.page);
+        kvc__page_copy(c, page, old);
         kvc__page_drop(c, old);
         *kvc__ring_at(s, last) = page;
     }
@@ -5547,13 +5568,12 @@ static void kvc__kv_store(const kvc_seq *s, uint32_t layer, uint32_t pos, const 
 {
     const kvc__page_shape *sh = &s->cache->shape;
     const kvc_model *m = s->cache->desc.model;
-    uint32_t at = pos & (sh->page_size - 1), h, i;
-    unsigned char *base = s->cache->pages + *kvc__ring_at(s, pos >> sh->page_shift) * sh->page +
-        layer * sh->layer;
+    uint32_t at = pos & (sh->page_size - 1), page = *kvc__ring_at(s, pos >> sh->page_shift), h, i;
     for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
-        unsigned char *kp = base + h * sh->k_head +
+        uint32_t plane = layer * m->n_kv_heads + h;
+        unsigned char *kp = kvc__k_piece(s->cache, plane, page) +
             ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * sh->k_size;
-        unsigned char *vp = base + m->n_kv_heads * sh->k_head + h * sh->v_head +
+        unsigned char *vp = kvc__v_piece(s->cache, plane, page) +
             (size_t)at * sh->v_stride * sh->v_size;
         for (i = 0; i < m->head_dim; i++, kp += 16 * sh->k_size) {
             if (sh->k_size == 2) *(uint16_t *)(void *)kp = kvc__f32_to_f16(k[i]);
@@ -6006,11 +6026,10 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->out_stride = (size_t)m->n_heads * m->head_dim_v;
     a->q = p->s.q + g->row * a->q_stride + (size_t)first * m->head_dim;
     a->out = p->s.att + g->row * a->out_stride + (size_t)first * m->head_dim_v;
-    a->pages = c->pages;
-    a->page_bytes = c->shape.page;
-    a->k_offset = op->layer * c->shape.layer + head * c->shape.k_head;
-    a->v_offset = op->layer * c->shape.layer + m->n_kv_heads * c->shape.k_head +
-        head * c->shape.v_head;
+    a->k = kvc__k_piece(c, op->layer * m->n_kv_heads + head, 0);
+    a->v = kvc__v_piece(c, op->layer * m->n_kv_heads + head, 0);
+    a->k_piece = c->shape.k_piece;
+    a->v_piece = c->shape.v_piece;
     a->ring = r->seq->ring;
     a->ring_cap = r->seq->ring_cap;
     a->page_shift = c->shape.page_shift;

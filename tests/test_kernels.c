@@ -227,7 +227,7 @@ static void test_large_products(void **state) {
    may look at is NaN. */
 typedef struct scene {
     kvc__attn attn;
-    unsigned char *pages;
+    unsigned char *k, *v;       /* planes */
     uint32_t *ring;
     float *q, *out;
     uint32_t n_rows;            /* the last ones of the sequence */
@@ -238,22 +238,22 @@ static uint32_t pick(uint32_t n, uint64_t *state) {
     return (uint32_t)(model_random(state) >> 32) % n;
 }
 
-static unsigned char *scene_page(const scene *s, uint32_t pos) {
+static uint32_t scene_page(const scene *s, uint32_t pos) {
     const kvc__attn *a = &s->attn;
-    return s->pages + a->ring[(pos >> a->page_shift) % a->ring_cap] * a->page_bytes;
+    return a->ring[(pos >> a->page_shift) % a->ring_cap];
 }
 
 static unsigned char *scene_k(const scene *s, uint32_t pos, uint32_t dim) {
     const kvc__attn *a = &s->attn;
     uint32_t at = pos & ((1u << a->page_shift) - 1);
-    return scene_page(s, pos) + a->k_offset +
+    return s->k + scene_page(s, pos) * a->k_piece +
         ((size_t)(at / 16 * a->head_dim + dim) * 16 + at % 16) * kvc__kv_size(a->type_k);
 }
 
 static unsigned char *scene_v(const scene *s, uint32_t pos, uint32_t dim) {
     const kvc__attn *a = &s->attn;
     uint32_t at = pos & ((1u << a->page_shift) - 1);
-    return scene_page(s, pos) + a->v_offset +
+    return s->v + scene_page(s, pos) * a->v_piece +
         ((size_t)at * a->v_stride + dim) * kvc__kv_size(a->type_v);
 }
 
@@ -297,9 +297,8 @@ static void scene_open(scene *s, uint64_t *state) {
     a->type_v = pick(2, state) ? KVC_KV_F16 : KVC_KV_F32;
     s->n_rows = 1 + pick(100 / a->n_q, state);
     s->n_pos = s->n_rows + pick(800, state);
-    a->k_offset = 64 * pick(3, state);
-    a->v_offset = a->k_offset + ((size_t)a->head_dim * kvc__kv_size(a->type_k) << a->page_shift);
-    a->page_bytes = a->v_offset + ((size_t)a->v_stride * kvc__kv_size(a->type_v) << a->page_shift);
+    a->k_piece = (size_t)a->head_dim * kvc__kv_size(a->type_k) << a->page_shift;
+    a->v_piece = (size_t)a->v_stride * kvc__kv_size(a->type_v) << a->page_shift;
     n_pages = (s->n_pos - 1) / (1u << a->page_shift) + 1;
     a->ring_cap = n_pages + pick(3, state);
     s->ring = (uint32_t *)gguf_must(malloc(a->ring_cap * sizeof *s->ring));
@@ -309,9 +308,12 @@ static void scene_open(scene *s, uint64_t *state) {
         s->ring[j] = i;
     }
     for (; i < a->ring_cap; i++) s->ring[i] = 0xffffffffu;
-    s->pages = (unsigned char *)gguf_must(malloc(n_pages * a->page_bytes));
-    memset(s->pages, 0xff, n_pages * a->page_bytes);
-    a->pages = s->pages;
+    s->k = (unsigned char *)gguf_must(malloc(n_pages * a->k_piece));
+    s->v = (unsigned char *)gguf_must(malloc(n_pages * a->v_piece));
+    memset(s->k, 0xff, n_pages * a->k_piece);
+    memset(s->v, 0xff, n_pages * a->v_piece);
+    a->k = s->k;
+    a->v = s->v;
     a->ring = s->ring;
     a->q_stride = a->n_q * a->head_dim + pick(3, state);
     a->out_stride = a->n_q * a->head_dim_v + pick(3, state);
@@ -322,7 +324,8 @@ static void scene_open(scene *s, uint64_t *state) {
 }
 
 static void scene_close(scene *s) {
-    free(s->pages);
+    free(s->k);
+    free(s->v);
     free(s->ring);
     free(s->q);
     free(s->out);
