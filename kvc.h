@@ -5664,6 +5664,7 @@ typedef struct kvc__group {
 #define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
 #define KVC__LONG_OUTS 256u         /* most outputs in a block of fewer rows */
+#define KVC__ASK_BYTES 1024u        /* of each stream that are asked for before they are needed */
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
 #define KVC__MAX_PARTS 128u         /* rows x spans whose attention is kept apart */
 #define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
@@ -6191,20 +6192,26 @@ static void kvc__block_gate(const kvc__plan *p, const kvc__op *op, const kvc__bl
     }
 }
 
-static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
+/* Which rows and outputs a unit is. */
+static void kvc__block_locate(const kvc__op *op, uint64_t unit, kvc__block *b)
 {
     uint32_t row_blocks = kvc__div_up(op->n_rows, op->block_rows), n_out;
-    kvc__block b, up;
     uint64_t n;
-    for (b.mat = 0;; b.mat++, unit -= n) {
-        n = (uint64_t)kvc__div_up(op->mats[b.mat]->n_out, op->block_outs) * row_blocks;
+    for (b->mat = 0;; b->mat++, unit -= n) {
+        n = (uint64_t)kvc__div_up(op->mats[b->mat]->n_out, op->block_outs) * row_blocks;
         if (unit < n) break;
     }
-    n_out = op->mats[b.mat]->n_out;
-    b.row = (uint32_t)(unit % row_blocks) * op->block_rows;
-    b.out = (uint32_t)(unit / row_blocks) * op->block_outs;
-    b.n_rows = op->n_rows - b.row < op->block_rows ? op->n_rows - b.row : op->block_rows;
-    b.n_out = n_out - b.out < op->block_outs ? n_out - b.out : op->block_outs;
+    n_out = op->mats[b->mat]->n_out;
+    b->row = (uint32_t)(unit % row_blocks) * op->block_rows;
+    b->out = (uint32_t)(unit / row_blocks) * op->block_outs;
+    b->n_rows = op->n_rows - b->row < op->block_rows ? op->n_rows - b->row : op->block_rows;
+    b->n_out = n_out - b->out < op->block_outs ? n_out - b->out : op->block_outs;
+}
+
+static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
+{
+    kvc__block b, up;
+    kvc__block_locate(op, unit, &b);
     b.y = p->s.blocks + (size_t)worker * 2 * KVC__BLOCK_FLOATS;
     b.stride = op->block_outs;
     kvc__block_compute(p, op, &b, worker);
@@ -6217,6 +6224,21 @@ static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t un
     up.y += KVC__BLOCK_FLOATS;
     kvc__block_compute(p, op, &up, worker);
     kvc__block_gate(p, op, &b, &up);
+}
+
+/* Asks for the first weights of a unit, in each of the four streams that a single row reads. */
+static void kvc__matrix_ask(const kvc__op *op, uint64_t unit)
+{
+    const kvc__matrix *m;
+    const unsigned char *w;
+    size_t apart, i, j;
+    kvc__block b;
+    kvc__block_locate(op, unit, &b);
+    m = op->mats[b.mat];
+    w = (m->packed != NULL ? m->packed : m->data) + (size_t)b.out * m->row_size;
+    apart = b.n_out / 4 * m->row_size;
+    for (i = 0; i < 4; i++)
+        for (j = 0; j < KVC__ASK_BYTES; j += 64) kvc__prefetch(w + i * apart + j);
 }
 
 #if KVC_USE_CBLAS
@@ -6383,6 +6405,27 @@ static uint32_t kvc__plan_skip(const kvc__plan *p, uint32_t op, uint32_t worker)
     return op;
 }
 
+/* The first tile of a run, and with run + 1 its end. */
+static uint32_t kvc__run_begin(uint32_t n_tiles, uint32_t run, uint32_t n_runs)
+{
+    return (uint32_t)((uint64_t)n_tiles * run / n_runs);
+}
+
+/* Nothing is left to do in operation `op`: asks for the weights with which the worker's run of the
+   next product begins, so that they come while it waits. */
+static void kvc__walk_ask(const kvc_ctx *ctx, uint32_t op, uint32_t worker)
+{
+    const kvc__plan *p = &ctx->plan;
+    const kvc__op *o;
+    uint32_t tile;
+    for (op++; op < p->n_ops && p->ops[op].kind != KVC__OP_MATRIX; op++) continue;
+    if (op >= p->n_ops) return;
+    o = &p->ops[op];
+    if (o->n_tiles == 0 || o->use_cblas || o->n_rows >= KVC__PACK_ROWS) return;
+    tile = kvc__run_begin(o->n_tiles, worker, ctx->cursor.n_runs);
+    if (tile < o->n_tiles) kvc__matrix_ask(o, tile * o->tile_units);
+}
+
 /* Takes a tile: of the worker's own run, else of another. 0 if all are taken. The run tells which
    operation the tile belongs to, which may be a later one than the caller has seen. */
 static int kvc__cursor_take(kvc_ctx *ctx, uint32_t worker, uint32_t *op, uint32_t *tile)
@@ -6395,8 +6438,8 @@ static int kvc__cursor_take(kvc_ctx *ctx, uint32_t worker, uint32_t *op, uint32_
         *op = at >> 16;
         if (*op >= ctx->plan.n_ops) return 0;
         n_tiles = ctx->plan.ops[*op].n_tiles;
-        *tile = (uint32_t)((uint64_t)n_tiles * run / n) + (at & 0xffffu);
-        end = (uint32_t)((uint64_t)n_tiles * (run + 1) / n);
+        *tile = kvc__run_begin(n_tiles, run, n) + (at & 0xffffu);
+        end = kvc__run_begin(n_tiles, run + 1, n);
         if (*tile < end) return 1;
     }
     return 0;
@@ -6412,12 +6455,15 @@ static void kvc__walk(void *arg, uint32_t worker)
         uint32_t seen = kvc__atomic_load(&c->op), op, tile;
         if (seen >= ctx->plan.n_ops) break;
         if (!kvc__cursor_take(ctx, worker, &op, &tile)) {
+            kvc__walk_ask(ctx, seen, worker);
             kvc__cursor_wait(c, seen);
             continue;
         }
         kvc__op_run(&ctx->plan, &ctx->plan.ops[op], tile, worker);
-        if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles)
+        if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles) {
+            kvc__walk_ask(ctx, op, worker);
             kvc__cursor_move(c, kvc__plan_skip(&ctx->plan, op + 1, worker));
+        }
     }
     kvc__fp_leave(mode);
 }
@@ -7951,6 +7997,21 @@ KVC__FORCE KVC__(ints) KVC__(dot_us)(KVC__(bytes) u, KVC__(bytes) s)
     return _mm256_madd_epi16(_mm256_maddubs_epi16(u, s), _mm256_set1_epi16(1));
 #endif
 }
+/* The bits of the largest magnitude of 32 floats. As integers, magnitudes rise from zero over the
+   numbers and infinity to NaN. */
+KVC__FORCE uint32_t KVC__(magnitude32)(const float *p)
+{
+    const __m256i mask = _mm256_set1_epi32(0x7fffffff), *x = (const __m256i *)(const void *)p;
+    __m256i a = _mm256_max_epi32(_mm256_and_si256(_mm256_loadu_si256(x), mask),
+        _mm256_and_si256(_mm256_loadu_si256(x + 1), mask));
+    __m256i b = _mm256_max_epi32(_mm256_and_si256(_mm256_loadu_si256(x + 2), mask),
+        _mm256_and_si256(_mm256_loadu_si256(x + 3), mask));
+    __m128i t;
+    a = _mm256_max_epi32(a, b);
+    t = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
+}
 /* the sum of 32 signed bytes */
 KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
 {
@@ -8006,6 +8067,15 @@ KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
     r.a = vreinterpretq_s8_u8(vandq_u8(t, vdupq_n_u8(15)));
     r.b = vreinterpretq_s8_u8(vshrq_n_u8(t, 4));
     return r;
+}
+KVC__FORCE uint32_t KVC__(magnitude32)(const float *p)
+{
+    const uint32x4_t mask = vdupq_n_u32(0x7fffffffu);
+    uint32x4_t most = vdupq_n_u32(0);
+    int i;
+    for (i = 0; i < 32; i += 4)
+        most = vmaxq_u32(most, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(p + i)), mask));
+    return vmaxvq_u32(most);
 }
 KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
 {
@@ -8067,6 +8137,16 @@ KVC__FORCE KVC__(bytes) KVC__(load_nibbles)(const void *p)
         r.v[i + 16] = (int8_t)(s[i] >> 4);
     }
     return r;
+}
+KVC__FORCE uint32_t KVC__(magnitude32)(const float *p)
+{
+    uint32_t most = 0, bits;
+    int i;
+    for (i = 0; i < 32; i++) {
+        bits = kvc__f32_bits(p[i]) & 0x7fffffffu;
+        if (bits > most) most = bits;
+    }
+    return most;
 }
 KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
 {
@@ -8533,24 +8613,22 @@ static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint3
 {
     uint32_t b;
     for (b = 0; b < n / 32; b++, x += 32, q8 += height * KVC__Q8_BYTES) {
-        KVC__(vec) lo = KVC__(load)(x), hi = KVC__(load)(x + 16), zero = KVC__(set1)(0.0f), scale;
-        KVC__(vec) mag = KVC__(max)(KVC__(max)(lo, KVC__(sub)(zero, lo)),
-            KVC__(max)(hi, KVC__(sub)(zero, hi)));
         int8_t *q = (int8_t *)q8 + 32 * slot;
         float *d = (float *)(void *)(q8 + 32 * height) + slot;
         int32_t *sum = (int32_t *)(void *)(q8 + 36 * height) + slot;
-        float amax = KVC__(max_lane)(mag);
-        float nan_sum = KVC__(sum)(KVC__(add)(KVC__(mul)(lo, zero), KVC__(mul)(hi, zero)));
-        if (!(amax <= FLT_MAX) || nan_sum != nan_sum || !(amax >= 1e-30f)) {
+        uint32_t most = KVC__(magnitude32)(x);
+        float amax = kvc__bits_f32(most);
+        KVC__(vec) scale;
+        if (most >= 0x7f800000u || amax < 1e-30f) {
             memset(q, 0, 32);
-            *d = amax < 1e-30f && nan_sum == nan_sum ? 0.0f : kvc__bits_f32(0x7fc00000u);
+            *d = amax < 1e-30f ? 0.0f : kvc__bits_f32(0x7fc00000u);
             *sum = 0;
             continue;
         }
         *d = amax / 127.0f;
         scale = KVC__(set1)(127.0f / amax);
-        KVC__(store_i8)(q, KVC__(mul)(lo, scale));
-        KVC__(store_i8)(q + 16, KVC__(mul)(hi, scale));
+        KVC__(store_i8)(q, KVC__(mul)(KVC__(load)(x), scale));
+        KVC__(store_i8)(q + 16, KVC__(mul)(KVC__(load)(x + 16), scale));
         *sum = KVC__(sum_bytes)(q);
     }
 }
