@@ -117,9 +117,9 @@
    so the process holds the weights once. KVC_WEIGHTS_IN_PLACE makes no copy and opens at once:
    decodes are slower, and quantized prefills pack a block each time they read it. A mapped file
    must not be changed or cut while it is open: the operating system answers a read past its new
-   end with a signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes per token =
-   layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v), head_dim_v
-   rounded up to 16. kvc_cache_query tells both.
+   end with a signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes
+   per token = layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v),
+   head_dim_v rounded up to 16. kvc_cache_query tells both.
 
    THREADS
    A model may be used by any number of threads. A cache locks itself: sequences of one cache may
@@ -292,9 +292,9 @@ typedef struct kvc_model kvc_model;
 
 typedef enum kvc_weights {      /* where kernels read matrices */
     KVC_WEIGHTS_DEFAULT = 0,    /* KVC_WEIGHTS_PACKED */
-    KVC_WEIGHTS_PACKED = 1,     /* a copy made while loading, in large pages, quantized types with 16
-                                   outputs side by side: as many bytes again as the matrices have,
-                                   and faster */
+    KVC_WEIGHTS_PACKED = 1,     /* a copy made while loading, in large pages, quantized types with
+                                   16 outputs side by side: as many bytes again as the matrices
+                                   have, and faster */
     KVC_WEIGHTS_IN_PLACE = 2    /* the file's mapping or the host's buffer: no memory, opened at
                                    once. The same bits. */
 } kvc_weights;
@@ -1002,7 +1002,8 @@ static void kvc__file_unmap(kvc__file *f)
 static void kvc__memory_large(void *p, size_t size)
 {
     const uintptr_t page = (uintptr_t)1 << 21;
-    uintptr_t from = ((uintptr_t)p + page - 1) & ~(page - 1), to = ((uintptr_t)p + size) & ~(page - 1);
+    uintptr_t from = ((uintptr_t)p + page - 1) & ~(page - 1);
+    uintptr_t to = ((uintptr_t)p + size) & ~(page - 1);
     if (from < to) (void)madvise((void *)from, to - from, MADV_HUGEPAGE);
 }
 #else
@@ -5261,10 +5262,10 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
    holds its piece of page 0, of page 1 and so on; so a sequence whose pages follow each other, as
    those of a new one do, is read in one stream. A piece of keys is tiles of [16 positions] by
    [head_dim] (a vector of scores is 16 positions); one of values is rows of [v_stride],
-   head_dim_v rounded up to 16 and padded with zeros. A sequence is a ring of page numbers and the position of its next token. Pages are
-   counted by reference: a fork counts up, the first write into a page that others hold copies it.
-   The lock guards counts, free list and slots; rows that a sequence has written are never written
-   again while shared, so reading them needs no lock.
+   head_dim_v rounded up to 16 and padded with zeros. A sequence is a ring of page numbers and the
+   position of its next token. Pages are counted by reference: a fork counts up, the first write
+   into a page that others hold copies it. The lock guards counts, free list and slots; rows that a
+   sequence has written are never written again while shared, so reading them needs no lock.
    ---------------------------------------------------------------------------------------------- */
 typedef struct kvc__page_shape {
     uint32_t page_size, page_shift, v_stride;
@@ -5681,7 +5682,7 @@ typedef struct kvc__scratch {
     float *logits;                  /* [n_vocab] */
     float *blocks;                  /* [n_threads, 2, KVC__BLOCK_FLOATS] */
     float *lanes;                   /* [n_threads, KVC__LANE_FLOATS] */
-    unsigned char *packs;           /* [n_threads, pack_size] quantized blocks, packed for a while */
+    unsigned char *packs;           /* [n_threads, pack_size] quantized blocks packed for a while */
     size_t pack_size;
     float *panel;                   /* [KVC__PANEL, widest input], with cblas */
     float *attn;                    /* [n_threads, attn_floats] */
@@ -5814,14 +5815,15 @@ static uint32_t kvc__div_up(uint32_t a, uint32_t b)
 }
 
 /* Outputs in a block, in multiples of 32 where blocks of 32 are quantized. Few rows: long blocks,
-   since each begins with a wait for memory, but eight for each thread so that all end together. */
+   since each begins with a wait for memory, but two for each thread, so that one that is held up
+   can be helped. */
 static uint32_t kvc__prepare_outs(const kvc__plan *p, const kvc__op *op)
 {
     uint64_t all = 0, outs;
     uint32_t i, least = op->gated ? 32 : 16;
     if (op->n_rows >= KVC__PACK_ROWS) return KVC__BLOCK_OUTS;
     for (i = 0; i < op->n_mats; i++) all += op->mats[i]->n_out;
-    outs = all / (8u * p->n_threads) / least * least;
+    outs = all / (2u * p->n_threads) / least * least;
     if (outs >= 64) outs = outs / 64 * 64;      /* four streams of whole groups */
     return outs < least ? least : outs > KVC__LONG_OUTS ? KVC__LONG_OUTS : (uint32_t)outs;
 }
@@ -5939,8 +5941,8 @@ static void kvc__plan_prepare(kvc__plan *p, float *logits)
 /* ---- operations, a unit each ---- */
 
 /* Elements [from, from + n) of a row of the op, whole blocks; x is the first of them. */
-static void kvc__quantize_part(const kvc__plan *p, const kvc__op *op, const float *x, uint32_t width,
-    uint32_t row, uint32_t from, uint32_t n)
+static void kvc__quantize_part(const kvc__plan *p, const kvc__op *op, const float *x,
+    uint32_t width, uint32_t row, uint32_t from, uint32_t n)
 {
     uint32_t height = kvc__q8_height(op->n_rows);
     p->kernels->quantize(x, n, op->quantize + kvc__q8_offset(row, height, width, from),
@@ -6313,9 +6315,9 @@ static void kvc__op_run(const kvc__plan *p, const kvc__op *op, uint32_t tile, ui
    The cursor of a step says which operation is computed and which of its tiles are taken. The
    tiles are dealt out in runs, one for each thread, so that a thread reads memory in order; one
    that has finished its run helps with the others. Whoever finishes the last tile of an operation
-   moves the cursor to the next. Who takes which tile changes no result. Everything a step needs is checked and
-   reserved before its first tile, so that it cannot fail half-way; the sequence's position moves
-   when it is done.
+   moves the cursor to the next. Who takes which tile changes no result. Everything a step needs is
+   checked and reserved before its first tile, so that it cannot fail half-way; the sequence's
+   position moves when it is done.
    ---------------------------------------------------------------------------------------------- */
 typedef struct kvc__run {
     kvc__atomic at;             /* operation << 16 | next tile of the run */

@@ -126,7 +126,8 @@ static void product_close(product *p) {
 static double q8_element(const kvc__mm *a, uint32_t row, uint32_t i) {
     uint32_t h = a->x8_height, slot = row % h;
     const unsigned char *group = a->x8 + kvc__q8_offset(row, h, a->k, i);
-    return (double)(int8_t)group[32 * slot + i % 32] * (double)kvc__rdf32(group + 32 * h + 4 * slot);
+    double d = (double)kvc__rdf32(group + 32 * h + 4 * slot);
+    return (double)(int8_t)group[32 * slot + i % 32] * d;
 }
 
 /* The sum in double, with the 8-bit activations where the kernel sees those. */

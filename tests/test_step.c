@@ -645,7 +645,8 @@ static void test_runs(void **state) {
 
 #define EACH_KIND(X) \
     X(split_everywhere) X(split_base) X(pieces) X(decode_all) X(chosen_rows) X(threads) \
-    X(instruction_sets) X(weights) X(page_sizes) X(rounding_modes) X(roll_back) X(interleave) X(forks) \
+    X(instruction_sets) X(weights) X(page_sizes) X(rounding_modes) X(roll_back) X(interleave) \
+    X(forks) \
     X(schedule)
 
 #define DEFINE(name) static void test_##name(void **state) { (void)state; each_kind(name); }
