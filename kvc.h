@@ -749,7 +749,23 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 #error "compile the file with KVC_IMPLEMENTATION without -ffast-math: it changes the numbers"
 #endif
 
-#if defined(__GNUC__)
+/* Builds that check every access: the same code, but not every copy of it that speed asks for,
+   which would take minutes to compile. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define KVC__CHECKED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define KVC__CHECKED 1
+#endif
+#endif
+#ifndef KVC__CHECKED
+#define KVC__CHECKED 0
+#endif
+
+#if defined(__GNUC__) && KVC__CHECKED
+#define KVC__INLINE static inline __attribute__((unused))
+#define KVC__UNUSED __attribute__((unused))
+#elif defined(__GNUC__)
 #define KVC__INLINE static inline __attribute__((always_inline, unused))
 #define KVC__UNUSED __attribute__((unused))
 #elif defined(_MSC_VER)
@@ -759,7 +775,9 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 #define KVC__INLINE static inline
 #define KVC__UNUSED
 #endif
-#if defined(__clang__)
+#if KVC__CHECKED
+#define KVC__UNROLL
+#elif defined(__clang__)
 #define KVC__UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
 #define KVC__UNROLL _Pragma("GCC unroll 16")

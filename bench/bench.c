@@ -50,7 +50,6 @@ static void bench_model(const options *o, const machine *m, kvc_model_desc *desc
     s.model = model;
     kvc_model_query(model, &s.info);
     count_work(&s);
-    if (s.layers.int8 <= 0) s.weights = "in-place";      /* floats always are */
     if (o->growth > 0) bench_growth(o, m, &s);
     else bench_speed(o, m, &s);
     kvc_model_close(model);

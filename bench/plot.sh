@@ -37,7 +37,7 @@ speed_tables()
             if (f[col["threads"]] + 0 != most) continue
             model = f[col["model"]] (f[col["model"]] == "random" ? " " f[col["type"]] : "")
             if (f[col["kv"]] != "f32") model = model "\\nK/V " f[col["kv"]]
-            if (f[col["weights"]] == "in-place" && f[col["type"]] ~ /^Q/)
+            if (f[col["weights"]] == "in-place")
                 model = model "\\nin place"
             phase = f[col["phase"]] == "prefill" ? "prefill of " f[col["tokens"]] " tokens" \
                 : "decode with " f[col["context"]] " tokens before"

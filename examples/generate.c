@@ -171,6 +171,7 @@ static int open_all(run *r)
     if (ctx.n_threads == 0) {
         ctx.n_threads = processors < 1 ? 1 : processors > 256 ? 256 : (uint32_t)processors;
     }
+    model.n_threads = ctx.n_threads;
     if (kvc_model_open(&r->model, &model, &err)) return complain_of(r->o.model, &err);
     kvc_model_query(r->model, &r->info);
     cache.model = ctx.model = sampler.model = r->model;
