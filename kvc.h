@@ -8890,6 +8890,12 @@ KVC__FORCE KVC__(codes) KVC__(codes_at)(const unsigned char *p, uint32_t step, c
     return step < 4 ? KVC__(codes_low)(p + 64 * step) : KVC__(codes_high)(p + 64 * (step - 4));
 }
 
+/* -zero times a sum. Places without a row hold anything, so the product may not fit. */
+KVC__FORCE int32_t KVC__(less_zero)(uint32_t sum, uint32_t zero)
+{
+    return (int32_t)(0u - zero * sum);
+}
+
 /* n_p pieces of outputs, `apart` outputs from each other, by n_r rows of one group of `height`
    rows; n_p and n_r are constants. */
 KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out, uint32_t apart,
@@ -8897,7 +8903,7 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
 {
     const size_t block_size = 16 * (type == KVC__Q8_0 ? 34 : 18);
     const int nibbles = type == KVC__Q4_0;
-    const int32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
+    const uint32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
     const uint32_t n_blocks = a->k / 32;
     const unsigned char *w[KVC__MOST_PIECES], *x, *d;
     KVC__(native) acc[KVC__MOST_PIECES][KVC__BLOCK_ROW_TILE];
@@ -8917,7 +8923,7 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
         KVC__(native) wd[KVC__MOST_PIECES];
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
-            int32_t start = zero == 0 ? 0 : -zero * (int32_t)kvc__rd32(d + 4 * (height + r));
+            int32_t start = KVC__(less_zero)(kvc__rd32(d + 4 * (height + r)), zero);
             KVC__FLAT
             for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_init)(start, nibbles);
         }
@@ -8941,7 +8947,7 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
         }
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
-            int32_t start = zero == 0 ? 0 : -zero * (int32_t)kvc__rd32(d + 4 * (height + r));
+            int32_t start = KVC__(less_zero)(kvc__rd32(d + 4 * (height + r)), zero);
             KVC__(native) xd = KVC__(native_set1)(kvc__rdf32(d + 4 * r));
             KVC__FLAT
             for (p = 0; p < n_p; p++)
