@@ -1641,8 +1641,8 @@ static void kvc__decode_row(float *dst, const unsigned char *src, uint32_t type,
 
 /* Packed weights: 16 outputs form a group, whose blocks of 32 elements follow each other. A block
    holds the 16 scales, then the codes word by word: 4 bytes of each output. So a register reads
-   the same elements of neighbouring outputs, and a decode reads memory in one stream. It takes as
-   many bytes as before; a last group with fewer outputs is filled up with zeros.
+   the same elements of neighbouring outputs, and a decode reads memory in order. It takes as many
+   bytes as before; a last group with fewer outputs is filled up with zeros.
    rows: the first of n_rows <= 16 rows; for types whose block is an f16 scale and whole words. */
 static void kvc__pack_group(unsigned char *dst, const unsigned char *rows, uint32_t n_rows,
     size_t row_size, uint32_t type)
@@ -8212,6 +8212,10 @@ KVC__FORCE void KVC__(quad_store)(float *p, KVC__(quad) a) { memcpy(p, a.v, size
 #if KVC__PASS >= 4 || KVC__PASS == 1
 #define KVC__NATIVE 16
 typedef KVC__(vec) KVC__(native);
+KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
+{
+    return KVC__(load_f16)(p);
+}
 KVC__FORCE KVC__(native) KVC__(native_set1)(float x) { return KVC__(set1)(x); }
 KVC__FORCE KVC__(native) KVC__(native_load)(const float *p) { return KVC__(load)(p); }
 KVC__FORCE void KVC__(native_store)(float *p, KVC__(native) a) { KVC__(store)(p, a); }
@@ -8319,10 +8323,6 @@ KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nib
     r.v = _mm512_cvtepi32_ps(acc);
     return r;
 }
-KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
-{
-    return KVC__(load_f16)(p);
-}
 #elif KVC__PASS == 4
 #define KVC__ZERO_BYTES 0
 typedef struct KVC__(codes) { __m512i size; __mmask64 negative; } KVC__(codes);
@@ -8374,10 +8374,6 @@ KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nib
             _mm512_set1_epi32(start));
     r.v = _mm512_cvtepi32_ps(acc);
     return r;
-}
-KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
-{
-    return KVC__(load_f16)(p);
 }
 #elif KVC__PASS == 3
 #define KVC__ZERO_BYTES 0
@@ -8540,10 +8536,6 @@ KVC__FORCE KVC__(native) KVC__(dots_end)(KVC__(dots) acc, int32_t start, int nib
     (void)nibbles;
     for (i = 0; i < 16; i++) r.v[i] = (float)acc.v[i];
     return r;
-}
-KVC__FORCE KVC__(native) KVC__(native_scales)(const unsigned char *p)
-{
-    return KVC__(load_f16)(p);
 }
 #endif
 
