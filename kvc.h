@@ -796,12 +796,18 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 #pragma fp_contract(off)
 #endif
 
-/* ---- atomics: 32 bits wide, sequentially consistent ---- */
+/* ---- atomics: 32 bits wide, sequentially consistent; add returns the value before ---- */
 #if KVC_NO_THREADS
 typedef uint32_t kvc__atomic;
 static uint32_t kvc__atomic_load(const kvc__atomic *p) { return *p; }
 static void kvc__atomic_store(kvc__atomic *p, uint32_t v) { *p = v; }
 static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v) { uint32_t o = *p; *p += v; return o; }
+static int kvc__atomic_swap(kvc__atomic *p, uint32_t from, uint32_t v)
+{
+    if (*p != from) return 0;
+    *p = v;
+    return 1;
+}
 #elif defined(__GNUC__)
 typedef uint32_t kvc__atomic;
 static uint32_t kvc__atomic_load(const kvc__atomic *p)
@@ -816,6 +822,10 @@ static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v)
 {
     return __atomic_fetch_add(p, v, __ATOMIC_SEQ_CST);
 }
+static int kvc__atomic_swap(kvc__atomic *p, uint32_t from, uint32_t v)
+{
+    return __atomic_compare_exchange_n(p, &from, v, 0, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);
+}
 #elif defined(_MSC_VER)
 typedef volatile LONG kvc__atomic;
 static uint32_t kvc__atomic_load(const kvc__atomic *p)
@@ -827,12 +837,20 @@ static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v)
 {
     return (uint32_t)InterlockedExchangeAdd(p, (LONG)v);
 }
+static int kvc__atomic_swap(kvc__atomic *p, uint32_t from, uint32_t v)
+{
+    return InterlockedCompareExchange(p, (LONG)v, (LONG)from) == (LONG)from;
+}
 #elif defined(__STDC_VERSION__) && __STDC_VERSION__ >= 201112L && !defined(__STDC_NO_ATOMICS__)
 #include <stdatomic.h>
 typedef _Atomic uint32_t kvc__atomic;
 static uint32_t kvc__atomic_load(const kvc__atomic *p) { return atomic_load((kvc__atomic *)p); }
 static void kvc__atomic_store(kvc__atomic *p, uint32_t v) { atomic_store(p, v); }
 static uint32_t kvc__atomic_add(kvc__atomic *p, uint32_t v) { return atomic_fetch_add(p, v); }
+static int kvc__atomic_swap(kvc__atomic *p, uint32_t from, uint32_t v)
+{
+    return atomic_compare_exchange_strong(p, &from, v);
+}
 #else
 #error "no atomics known for this compiler; define KVC_NO_THREADS to 1"
 #endif
@@ -6389,14 +6407,22 @@ static void kvc__cursor_wait(kvc__cursor *c, uint32_t op)
 #endif
 }
 
-/* The cursor store and the sleepers' count are both sequentially consistent: a thread that goes to
-   sleep either sees the new place or is seen here. */
-static void kvc__cursor_move(kvc__cursor *c, uint32_t op)
+/* Puts the tiles of `op` where threads can take them. The last run is never empty and is opened
+   last, so nobody can finish the operation while the runs are being opened. */
+static void kvc__cursor_open(kvc__cursor *c, uint32_t op)
 {
     uint32_t i;
     kvc__atomic_store(&c->n_done, 0);
     for (i = 0; i < c->n_runs; i++) kvc__atomic_store(&c->runs[i].at, op << 16);
-    kvc__atomic_store(&c->op, op);
+}
+
+/* Shows those who wait that `op` is open. Others may have finished it by now and shown a later
+   one, which must stand. The store and the sleepers' count are both sequentially consistent: a
+   thread that goes to sleep either sees the new place or is seen here. */
+static void kvc__cursor_show(kvc__cursor *c, uint32_t op)
+{
+    uint32_t shown = kvc__atomic_load(&c->op);
+    while (shown < op && !kvc__atomic_swap(&c->op, shown, op)) shown = kvc__atomic_load(&c->op);
 #if !KVC_NO_THREADS
     if (kvc__atomic_load(&c->n_sleepers) != 0) {
         kvc__lock_enter(&c->lock);
@@ -6482,7 +6508,9 @@ static void kvc__walk(void *arg, uint32_t worker)
         kvc__op_run(&ctx->plan, &ctx->plan.ops[op], tile, worker);
         if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles) {
             kvc__walk_ask(ctx, op, worker);
-            kvc__cursor_move(c, kvc__plan_skip(&ctx->plan, op + 1, worker));
+            op = kvc__plan_skip(&ctx->plan, op + 1, worker);
+            kvc__cursor_open(c, op);
+            kvc__cursor_show(c, op);
         }
     }
     kvc__fp_leave(mode);
@@ -6492,7 +6520,9 @@ static void kvc__walk(void *arg, uint32_t worker)
 static void kvc__step_run(kvc_ctx *ctx, float *logits)
 {
     kvc__plan_prepare(&ctx->plan, logits);
-    kvc__cursor_move(&ctx->cursor, kvc__plan_next(&ctx->plan, 0));
+    kvc__atomic_store(&ctx->cursor.op, 0);
+    kvc__cursor_open(&ctx->cursor, kvc__plan_next(&ctx->plan, 0));
+    kvc__cursor_show(&ctx->cursor, kvc__plan_next(&ctx->plan, 0));
     kvc__crew_run(&ctx->crew, kvc__walk, ctx);
     ctx->n_rows += ctx->plan.n_rows;
     ctx->n_logit_rows += ctx->plan.n_wanted;

@@ -7,6 +7,7 @@
 #include "../kvc.h"
 
 #include <fenv.h>
+#include <unistd.h>
 
 #include "testing.h"
 
@@ -641,6 +642,58 @@ static void test_runs(void **state) {
     }
 }
 
+/* A thread that is held up between opening an operation and showing it must not take back what
+   others have shown since. */
+static void test_late_show(void **state) {
+    kvc__cursor c;
+    kvc__run runs[2];
+    (void)state;
+    memset(&c, 0, sizeof c);
+    memset(runs, 0, sizeof runs);
+    c.runs = runs;
+    c.n_runs = 2;
+    kvc__cursor_open(&c, 1);
+    kvc__cursor_open(&c, 3);
+    kvc__cursor_show(&c, 3);
+    kvc__cursor_show(&c, 1);
+    assert_int_equal(kvc__atomic_load(&c.op), 3);
+    assert_int_equal(kvc__atomic_load(&runs[0].at) >> 16, 3);
+    assert_int_equal(kvc__atomic_load(&runs[1].at) >> 16, 3);
+}
+
+/* Far more threads than cores: each is held up at every place in the end. Hanging fails. */
+static void test_crowd(void **state) {
+    static const model_shape shape = {TINY, .n_layers = 2};
+    static const uint32_t threads[] = {3, 8, 48};
+    kvc_token text[256];
+    const float *logits;
+    float *cold;
+    size_t i, j;
+    rig r;
+    (void)state;
+    rig_open(&r, &shape);
+    random_tokens(text, 256, r.info.n_vocab, 71);
+    cold = cold_run(&r, text, 256, KVC_KV_F32);
+    alarm(300);
+    for (i = 0; i < COUNT(threads); i++) {
+        kvc_cache *cache = new_cache(&r, 256, 1, 0, KVC_KV_F32);
+        kvc_ctx *ctx = new_ctx(&r, 16, threads[i], KVC_ISA_BEST);
+        kvc_seq *seq = new_seq(cache);
+        for (j = 0; j < 2560; j++) {
+            const float *want = cold + (j % 256) * r.info.n_vocab;
+            if (j % 256 == 0) assert_int_equal(kvc_seq_rollback(seq, 0), KVC_OK);
+            OK(kvc_decode(ctx, seq, text[j % 256], &logits, &last));
+            assert_memory_equal(logits, want, r.info.n_vocab * sizeof *want);
+        }
+        kvc_seq_close(seq);
+        kvc_ctx_free(ctx);
+        kvc_cache_free(cache);
+    }
+    alarm(0);
+    free(cold);
+    rig_close(&r);
+}
+
 /* ---- the list ---- */
 
 #define EACH_KIND(X) \
@@ -659,7 +712,9 @@ int main(void) {
         cmocka_unit_test(test_open_rounding),
         cmocka_unit_test(test_tile_counts),
         cmocka_unit_test(test_long),
-        cmocka_unit_test(test_runs)
+        cmocka_unit_test(test_runs),
+        cmocka_unit_test(test_late_show),
+        cmocka_unit_test(test_crowd)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
