@@ -115,7 +115,7 @@
    Opening a model copies its matrices into one block, in the order in which kernels read them
    (desc.n_threads of kvc_model_desc shares the work); the mapping's own pages are then given back,
    so the process holds the weights once. KVC_WEIGHTS_IN_PLACE makes no copy and opens at once:
-   decodes are slower, and quantized prefills pack a block each time they read it. A mapped file
+   decodes are slower, and prefills pack a block each time they read it. A mapped file
    must not be changed or cut while it is open: the operating system answers a read past its new
    end with a signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes
    per token = layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v),
@@ -292,9 +292,8 @@ typedef struct kvc_model kvc_model;
 
 typedef enum kvc_weights {      /* where kernels read matrices */
     KVC_WEIGHTS_DEFAULT = 0,    /* KVC_WEIGHTS_PACKED */
-    KVC_WEIGHTS_PACKED = 1,     /* a copy made while loading, in large pages, quantized types with
-                                   16 outputs side by side: as many bytes again as the matrices
-                                   have, and faster */
+    KVC_WEIGHTS_PACKED = 1,     /* a copy made while loading, in large pages, with 16 outputs side
+                                   by side: as many bytes again as the matrices have, and faster */
     KVC_WEIGHTS_IN_PLACE = 2    /* the file's mapping or the host's buffer: no memory, opened at
                                    once. The same bits. */
 } kvc_weights;
@@ -1657,15 +1656,37 @@ static void kvc__decode_row(float *dst, const unsigned char *src, uint32_t type,
     }
 }
 
-/* Packed weights: 16 outputs form a group, whose blocks of 32 elements follow each other. A block
-   holds the 16 scales, then the codes word by word: 4 bytes of each output. So a register reads
-   the same elements of neighbouring outputs, and a decode reads memory in order. It takes as many
-   bytes as before; a last group with fewer outputs is filled up with zeros.
-   rows: the first of n_rows <= 16 rows; for types whose block is an f16 scale and whole words. */
-static void kvc__pack_group(unsigned char *dst, const unsigned char *rows, uint32_t n_rows,
-    size_t row_size, uint32_t type)
+/* Packed weights: 16 outputs form a group, so that a register holds neighbouring outputs, a decode
+   reads memory in order, and no sum runs across a register. Packing takes as many bytes as before,
+   but for the zeros that fill up a last group of outputs and, of float types, a last vector.
+
+   A group of blocks of 32 elements: block after block, each the 16 scales, then the codes word by
+   word, 4 bytes of each output. A group of floats: the sums run in 16 lanes, lane i taking the
+   elements i, i + 16, ...; here lane follows lane, and in each element follows element, the 16
+   outputs side by side. So a register tile of many outputs sums one lane after the other. The
+   lanes come in the order in which the tree adds them: four quarters of four. */
+static const uint8_t kvc__lane_order[16] = {
+    0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15
+};
+
+/* Elements of each lane. */
+static uint32_t kvc__lane_steps(uint32_t k)
 {
-    size_t block_size = kvc__types[type].block_size, at, word, words = (block_size - 2) / 4;
+    return k / 16 + (k % 16 != 0);
+}
+
+/* Bytes of a packed group of 16 outputs; the rows' size is known to fit. */
+static size_t kvc__group_size(uint32_t type, uint32_t k)
+{
+    const kvc__type_info *t = &kvc__types[type];
+    if (t->quantized) return (size_t)(k / t->block) * t->block_size * 16;
+    return (size_t)kvc__lane_steps(k) * 256 * t->block_size;
+}
+
+static void kvc__pack_blocks(unsigned char *dst, const unsigned char *rows, uint32_t n_rows,
+    size_t row_size, size_t block_size)
+{
+    size_t at, word, words = (block_size - 2) / 4;
     uint32_t r;
     if (n_rows < 16) memset(dst, 0, 16 * row_size);
     for (at = 0; at < row_size; at += block_size, dst += 16 * block_size) {
@@ -1678,12 +1699,56 @@ static void kvc__pack_group(unsigned char *dst, const unsigned char *rows, uint3
     }
 }
 
+/* size: bytes of an element, a constant */
+KVC__INLINE void kvc__pack_lanes(unsigned char *dst, const unsigned char *rows, uint32_t n_rows,
+    uint32_t k, const size_t size)
+{
+    const size_t steps = kvc__lane_steps(k);
+    unsigned char tile[16 * 16 * 4];        /* 16 elements of each output */
+    uint32_t r, i, lane;
+    memset(tile, 0, sizeof tile);
+    for (i = 0; i < k; i += 16) {
+        uint32_t n = k - i < 16 ? k - i : 16;
+        if (n < 16) memset(tile, 0, sizeof tile);
+        for (r = 0; r < n_rows; r++)
+            memcpy(tile + 16 * r * size, rows + ((size_t)r * k + i) * size, n * size);
+        for (lane = 0; lane < 16; lane++) {
+            unsigned char *to = dst + (lane * steps + i / 16) * 16 * size;
+            const unsigned char *from = tile + kvc__lane_order[lane] * size;
+            for (r = 0; r < 16; r++) memcpy(to + r * size, from + 16 * r * size, size);
+        }
+    }
+}
+
+/* rows: the first of n_rows <= 16 rows of k elements; of quantized types those whose block is an
+   f16 scale and whole words. */
+static void kvc__pack_group(unsigned char *dst, const unsigned char *rows, uint32_t n_rows,
+    uint32_t k, uint32_t type)
+{
+    const kvc__type_info *t = &kvc__types[type];
+    if (t->quantized)
+        kvc__pack_blocks(dst, rows, n_rows, (size_t)(k / t->block) * t->block_size, t->block_size);
+    else if (t->block_size == 2) kvc__pack_lanes(dst, rows, n_rows, k, 2);
+    else kvc__pack_lanes(dst, rows, n_rows, k, 4);
+}
+
 /* ------------------------------------------------------------------------------------------------
    >>dispatch  One set of kernels, compiled once per instruction set
    This header includes itself once per set: the last section, >>kernels, is what such a pass
    sees. The list below gives the fields of the table, each pass's table and the prototypes. Every
    set gives the same bits; which one runs is a matter of speed only.
    ---------------------------------------------------------------------------------------------- */
+
+/* Rows of activations for products with packed float weights, in the same order of lanes: row after
+   row, kvc__lanes_stride floats apart. A tile of rows may read rows that do not exist, up to a
+   multiple of KVC__LANE_ROWS; they may hold anything. */
+#define KVC__LANE_ROWS 12u          /* a multiple of KVC__Q8_ROWS */
+
+/* A power of two from row to row would crowd a few sets of the cache. */
+static size_t kvc__lanes_stride(uint32_t k)
+{
+    return (size_t)kvc__lane_steps(k) * 16 + 16;
+}
 
 /* Rows of activations in 8 bits, for products with quantized weights. Rows lie in groups of
    `height`: KVC__Q8_ROWS of them, or 1 if a step has fewer rows. For each 32 elements a group holds
@@ -1708,23 +1773,23 @@ static size_t kvc__q8_offset(uint32_t row, uint32_t height, uint32_t width, uint
 typedef struct kvc__mm {
     const unsigned char *w;     /* first row, [n_out] rows of k elements; packed: first group */
     size_t w_stride;            /* bytes from row to row; packed: from group to group */
-    const float *x;             /* [n_rows, k], float types */
+    const float *x;             /* float types: [n_rows, k]; packed: [n_rows] rows of lanes */
     size_t x_stride;            /* elements from row to row */
     const unsigned char *x8;    /* quantized types: the same rows in 8 bits, from a group on */
     uint32_t x8_height;
     float *y;                   /* [n_rows, y_stride]; what lies past n_out is overwritten, and, for
                                    groups of rows, past n_rows up to a multiple of KVC__Q8_ROWS */
     size_t y_stride;            /* at least n_out rounded up to 16 */
-    float *lanes;               /* [KVC__LANE_FLOATS] scratch of float types */
-    uint32_t n_out, n_rows, k;  /* lanes suffice for KVC__BLOCK_OUTS outputs */
+    float *sums;                /* [KVC__SUM_FLOATS] scratch of packed float types */
+    uint32_t n_out, n_rows, k;  /* more rows than one: at most a block's outputs and rows */
 } kvc__mm;
 
-/* Float products of many rows take so many rows, and so many elements of k, at a time. */
-#define KVC__CHUNK_F32 1024u
-#define KVC__CHUNK_F16 2048u
+/* The largest block of a product of many rows. */
 #define KVC__BLOCK_OUTS 64u
-#define KVC__LANE_ROWS 48u
-#define KVC__LANE_FLOATS (16u * KVC__LANE_ROWS * KVC__BLOCK_OUTS)
+#define KVC__BLOCK_ROWS 96u         /* a multiple of KVC__LANE_ROWS */
+#define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
+#define KVC__PAIR_FLOATS 512u       /* of any register tile */
+#define KVC__SUM_FLOATS (4u * KVC__BLOCK_FLOATS + KVC__PAIR_FLOATS)
 
 /* A row is attended to in spans of this many positions, cut at multiples of it: the one place where
    the order of attention's sums is decided. A multiple of the largest page. */
@@ -1852,8 +1917,12 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a, uint32_t number)
     X(void, mm_bf16, (const kvc__mm *a)) \
     X(void, mm_q8_0, (const kvc__mm *a)) \
     X(void, mm_q4_0, (const kvc__mm *a)) \
+    X(void, mm_f32_packed, (const kvc__mm *a)) \
+    X(void, mm_f16_packed, (const kvc__mm *a)) \
+    X(void, mm_bf16_packed, (const kvc__mm *a)) \
     X(void, mm_q8_0_packed, (const kvc__mm *a)) \
     X(void, mm_q4_0_packed, (const kvc__mm *a)) \
+    X(void, to_lanes, (float *row, const float *x, uint32_t k, uint32_t from, uint32_t n)) \
     X(void, quantize, (const float *x, uint32_t n, unsigned char *q8, uint32_t slot, \
         uint32_t height)) \
     X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
@@ -1994,9 +2063,9 @@ typedef void (*kvc__mm_fn)(const kvc__mm *a);
 static kvc__mm_fn kvc__mm_pick(const kvc__kernels *k, uint32_t type, int packed)
 {
     switch (type) {
-    case KVC__F32: return k->mm_f32;
-    case KVC__F16: return k->mm_f16;
-    case KVC__BF16: return k->mm_bf16;
+    case KVC__F32: return packed ? k->mm_f32_packed : k->mm_f32;
+    case KVC__F16: return packed ? k->mm_f16_packed : k->mm_f16;
+    case KVC__BF16: return packed ? k->mm_bf16_packed : k->mm_bf16;
     case KVC__Q8_0: return packed ? k->mm_q8_0_packed : k->mm_q8_0;
     case KVC__Q4_0: return packed ? k->mm_q4_0_packed : k->mm_q4_0;
     default: return NULL;
@@ -4636,7 +4705,7 @@ static kvc_result kvc__vocab_push(const kvc__vocab *v, kvc_text_stream *stream, 
    ---------------------------------------------------------------------------------------------- */
 typedef struct kvc__matrix {
     const unsigned char *data;      /* [n_out, n_in], rows of row_size bytes; NULL: absent */
-    const unsigned char *packed;    /* quantized: the same in groups of 16 rows, or NULL */
+    const unsigned char *packed;    /* the same in groups of 16 rows, or NULL */
     size_t row_size;
     uint32_t n_in, n_out;
     uint32_t type;
@@ -4719,8 +4788,8 @@ struct kvc_model {
     size_t block_size;
     void *packed;                   /* all packed weights */
     size_t packed_size;
-    int has_quantized;              /* among the matrices */
-    size_t in_place_row;            /* bytes of the longest quantized row read in place, else 0 */
+    int has_quantized, has_floats;  /* among the matrices */
+    size_t in_place_group;          /* bytes of the largest group of rows read in place, or 0 */
 };
 
 static uint32_t kvc__model_n_vocab(const kvc_model *m) { return m->n_vocab; }
@@ -5150,10 +5219,9 @@ static void kvc__pack_job(void *arg, uint32_t worker)
     (void)worker;
     while ((group = kvc__atomic_add(&p->next, batch)) < n_groups) {
         for (end = group + batch; group < end && group < n_groups; group++) {
-            size_t at = (size_t)group * 16 * w->row_size;
             uint32_t n = w->n_out - 16 * group < 16 ? w->n_out - 16 * group : 16;
-            if (!kvc__is_quantized(w)) memcpy(p->dst + at, w->data + at, n * w->row_size);
-            else kvc__pack_group(p->dst + at, w->data + at, n, w->row_size, w->type);
+            kvc__pack_group(p->dst + group * kvc__group_size(w->type, w->n_in),
+                w->data + (size_t)group * 16 * w->row_size, n, w->n_in, w->type);
         }
     }
 }
@@ -5183,9 +5251,8 @@ static kvc_result kvc__pack_all(kvc_model *m, const kvc_model_desc *desc, kvc__c
         p.dst = dst;
         kvc__atomic_store(&p.next, 0);
         kvc__crew_run(crew, kvc__pack_job, &p);
-        if (kvc__is_quantized(w)) w->packed = dst;
-        else w->data = dst;
-        dst += kvc__matrix_groups(w) * 16 * w->row_size;
+        w->packed = dst;
+        dst += kvc__matrix_groups(w) * kvc__group_size(w->type, w->n_in);
     }
     return KVC_OK;
 }
@@ -5194,13 +5261,15 @@ static kvc_result kvc__pack_all(kvc_model *m, const kvc_model_desc *desc, kvc__c
 static size_t kvc__pack_size(kvc_model *m, int *fits)
 {
     const kvc__matrix *w;
-    size_t size = 0, one = 0;
+    size_t size = 0, one = 0, group;
     uint32_t i;
     *fits = 1;
     for (i = 0; (w = kvc__model_matrix(m, i)) != NULL; i++) {
-        m->has_quantized = m->has_quantized || kvc__is_quantized(w);
-        if (kvc__is_quantized(w) && w->row_size > m->in_place_row) m->in_place_row = w->row_size;
-        *fits = *fits && kvc__mul_size(&one, (size_t)kvc__matrix_groups(w) * 16, w->row_size) &&
+        if (kvc__is_quantized(w)) m->has_quantized = 1;
+        else m->has_floats = 1;
+        group = kvc__group_size(w->type, w->n_in);
+        if (group > m->in_place_group) m->in_place_group = group;
+        *fits = *fits && kvc__mul_size(&one, kvc__matrix_groups(w), group) &&
             kvc__add_size(&size, size, one);
     }
     return size;
@@ -5219,7 +5288,7 @@ static kvc_result kvc__model_pack(kvc_model *m, const kvc_model_desc *desc, kvc_
         return kvc__fail(err, KVC_ERROR_MEMORY, "weights",
             "no memory for packed weights; KVC_WEIGHTS_IN_PLACE needs none");
     m->packed_size = size;
-    m->in_place_row = 0;
+    m->in_place_group = 0;
     kvc__memory_large(m->packed, size);
     if (!kvc__crew_start(&crew, members, desc->n_threads > 1 ? desc->n_threads : 1))
         return kvc__fail(err, KVC_ERROR_THREAD, "n_threads", "a thread could not be made");
@@ -5652,14 +5721,20 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
    ---------------------------------------------------------------------------------------------- */
 typedef enum kvc__op_kind {
     KVC__OP_EMBED,      /* x = embedding of the row's token; angles of its position */
-    KVC__OP_NORM,       /* norm = rms_norm(x) * w, in 8 bits too if a matrix reads it so */
+    KVC__OP_NORM,       /* norm = rms_norm(x) * w, also in the forms that matrices read */
     KVC__OP_MATRIX,     /* up to 3 products of one input; added to x, written to dst, or gated */
     KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
     KVC__OP_ATTEND,     /* att = attention of a group of rows over its sequence */
     KVC__OP_MERGE,      /* the same from its parts, if the sequence was cut into runs */
-    KVC__OP_QUANTIZE,   /* the input in 8 bits */
+    KVC__OP_FORM,       /* the input in the forms that matrices read */
     KVC__OP_GATE        /* gate = silu(gate) * up, where MATRIX has not done it */
 } kvc__op_kind;
+
+/* Rows of activations in the forms that products read; NULL for one that nothing needs. */
+typedef struct kvc__forms {
+    unsigned char *q8;              /* quantized matrices */
+    float *lanes;                   /* packed float matrices */
+} kvc__forms;
 
 typedef struct kvc__op {
     kvc__op_kind kind;
@@ -5670,10 +5745,10 @@ typedef struct kvc__op {
     uint32_t n_mats;
     int add_to_x;                   /* the product is added to the residual stream */
     int gated;                      /* dst[0] = silu(product 0) * product 1 */
-    unsigned char *quantize;        /* produce the copy in 8 bits here too, or NULL */
+    kvc__forms make;                /* the forms of the result that matrices read */
     int wanted_rows;                /* works on the rows that want logits, not on all */
     const float *src;               /* [rows, width] */
-    const unsigned char *src_q8;    /* the same in 8 bits, for quantized matrices */
+    kvc__forms forms;               /* the same as matrices read it */
     uint32_t width;
     /* set for each step */
     uint32_t n_rows;
@@ -5697,8 +5772,6 @@ typedef struct kvc__group {
     uint32_t row, n_rows;
 } kvc__group;
 
-#define KVC__BLOCK_ROWS 96u         /* most rows in a block of MATRIX; a multiple of KVC__Q8_ROWS */
-#define KVC__BLOCK_FLOATS (KVC__BLOCK_OUTS * KVC__BLOCK_ROWS)
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
 #define KVC__LONG_OUTS 256u         /* most outputs in a block of fewer rows */
 #define KVC__ASK_BYTES 1024u        /* of each stream that are asked for before they are needed */
@@ -5714,11 +5787,11 @@ typedef struct kvc__scratch {
     float *att;                     /* [n_batch, n_heads * head_dim_v] */
     float *gate, *up;               /* [n_batch, n_ff] */
     float *angles;                  /* [n_batch, rope_dim]: cos and sin of each pair */
-    unsigned char *narrow, *wide;   /* [n_batch] rows in 8 bits: of norm and att; of gate */
+    kvc__forms narrow, wide;        /* [n_batch] rows: of norm and att; of gate */
     float *logits;                  /* [n_vocab] */
     float *blocks;                  /* [n_threads, 2, KVC__BLOCK_FLOATS] */
-    float *lanes;                   /* [n_threads, KVC__LANE_FLOATS] */
-    unsigned char *packs;           /* [n_threads, pack_size] quantized blocks packed for a while */
+    float *sums;                    /* [n_threads, KVC__SUM_FLOATS] */
+    unsigned char *packs;           /* [n_threads, pack_size] blocks packed for a while */
     size_t pack_size;
     float *panel;                   /* [KVC__PANEL, widest input], with cblas */
     float *attn;                    /* [n_threads, attn_floats] */
@@ -5757,29 +5830,39 @@ static kvc__op *kvc__plan_add(kvc__plan *p, kvc__op_kind kind, uint32_t layer)
     return op;
 }
 
-static void kvc__plan_norm(kvc__plan *p, uint32_t layer, const float *weight, int quantize)
+/* Those of the forms that the product `m` reads. */
+static void kvc__forms_add(kvc__forms *make, const kvc__forms *forms, const kvc__matrix *m)
+{
+    if (kvc__is_quantized(m)) make->q8 = forms->q8;
+    else make->lanes = forms->lanes;
+}
+
+static kvc__op *kvc__plan_norm(kvc__plan *p, uint32_t layer, const float *weight)
 {
     kvc__op *op = kvc__plan_add(p, KVC__OP_NORM, layer);
     op->weight = weight;
-    op->quantize = quantize ? p->s.narrow : NULL;
     op->width = p->model->n_embd;
+    return op;
 }
 
+/* from: the operation that makes the input's forms */
 static kvc__op *kvc__plan_matrix(kvc__plan *p, uint32_t layer, const kvc__matrix *m,
-    const float *src, const unsigned char *src_q8, float *dst)
+    const float *src, const kvc__forms *forms, kvc__op *from, float *dst)
 {
     kvc__op *op = kvc__plan_add(p, KVC__OP_MATRIX, layer);
+    kvc__forms_add(&from->make, forms, m);
     op->mats[0] = m;
     op->dst[0] = dst;
     op->n_mats = 1;
     op->src = src;
-    op->src_q8 = src_q8;
+    op->forms = *forms;
     op->width = m->n_in;
     return op;
 }
 
-static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, float *dst)
+static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, kvc__op *from, float *dst)
 {
+    kvc__forms_add(&from->make, &op->forms, m);
     op->mats[op->n_mats] = m;
     op->dst[op->n_mats++] = dst;
 }
@@ -5789,39 +5872,31 @@ static void kvc__plan_attention(kvc__plan *p, uint32_t i)
 {
     const kvc__layer *l = &p->model->layers[i];
     const kvc__scratch *s = &p->s;
-    kvc__op *op;
-    kvc__plan_norm(p, i, l->attn_norm,
-        kvc__is_quantized(&l->q) || kvc__is_quantized(&l->k) || kvc__is_quantized(&l->v));
-    op = kvc__plan_matrix(p, i, &l->q, s->norm, s->narrow, s->q);
-    kvc__plan_also(op, &l->k, s->k);
-    kvc__plan_also(op, &l->v, s->v);
+    kvc__op *norm = kvc__plan_norm(p, i, l->attn_norm), *op, *form;
+    op = kvc__plan_matrix(p, i, &l->q, s->norm, &s->narrow, norm, s->q);
+    kvc__plan_also(op, &l->k, norm, s->k);
+    kvc__plan_also(op, &l->v, norm, s->v);
     kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
     kvc__plan_add(p, KVC__OP_ATTEND, i);
     kvc__plan_add(p, KVC__OP_MERGE, i);
-    if (kvc__is_quantized(&l->o)) {
-        op = kvc__plan_add(p, KVC__OP_QUANTIZE, i);
-        op->src = s->att;
-        op->width = l->o.n_in;
-        op->quantize = s->narrow;
-    }
-    kvc__plan_matrix(p, i, &l->o, s->att, s->narrow, s->x)->add_to_x = 1;
+    form = kvc__plan_add(p, KVC__OP_FORM, i);
+    form->src = s->att;
+    form->width = l->o.n_in;
+    kvc__plan_matrix(p, i, &l->o, s->att, &s->narrow, form, s->x)->add_to_x = 1;
 }
 
 static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
 {
     const kvc__layer *l = &p->model->layers[i];
     const kvc__scratch *s = &p->s;
-    unsigned char *q8 = kvc__is_quantized(&l->down) ? s->wide : NULL;
-    kvc__op *op;
-    kvc__plan_norm(p, i, l->ffn_norm, kvc__is_quantized(&l->gate) || kvc__is_quantized(&l->up));
-    op = kvc__plan_matrix(p, i, &l->gate, s->norm, s->narrow, s->gate);
-    kvc__plan_also(op, &l->up, s->up);
+    kvc__op *norm = kvc__plan_norm(p, i, l->ffn_norm), *op, *gate;
+    op = kvc__plan_matrix(p, i, &l->gate, s->norm, &s->narrow, norm, s->gate);
+    kvc__plan_also(op, &l->up, norm, s->up);
     op->gated = 1;
-    op->quantize = q8;
-    op = kvc__plan_add(p, KVC__OP_GATE, i);
-    op->width = p->model->n_ff;
-    op->quantize = q8;
-    kvc__plan_matrix(p, i, &l->down, s->gate, s->wide, s->x)->add_to_x = 1;
+    gate = kvc__plan_add(p, KVC__OP_GATE, i);
+    gate->width = p->model->n_ff;
+    kvc__plan_matrix(p, i, &l->down, s->gate, &s->wide, gate, s->x)->add_to_x = 1;
+    op->make = gate->make;
 }
 
 #define KVC__OPS_PER_LAYER 11u
@@ -5831,6 +5906,7 @@ static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
 static void kvc__plan_build(kvc__plan *p)
 {
     const kvc_model *m = p->model;
+    kvc__op *norm;
     uint32_t i;
     p->n_ops = 0;
     kvc__plan_add(p, KVC__OP_EMBED, 0)->width = m->n_embd;
@@ -5838,9 +5914,9 @@ static void kvc__plan_build(kvc__plan *p)
         kvc__plan_attention(p, i);
         kvc__plan_ffn(p, i);
     }
-    kvc__plan_norm(p, 0, m->output_norm, kvc__is_quantized(&m->output));
-    p->ops[p->n_ops - 1].wanted_rows = 1;
-    kvc__plan_matrix(p, 0, &m->output, p->s.norm, p->s.narrow, NULL)->wanted_rows = 1;
+    norm = kvc__plan_norm(p, 0, m->output_norm);
+    norm->wanted_rows = 1;
+    kvc__plan_matrix(p, 0, &m->output, p->s.norm, &p->s.narrow, norm, NULL)->wanted_rows = 1;
 }
 
 /* ---- cutting into tiles ---- */
@@ -5870,7 +5946,7 @@ static uint32_t kvc__prepare_rows(const kvc__op *op)
     uint32_t share, n_blocks = kvc__div_up(op->n_rows, KVC__BLOCK_ROWS);
     if (n_blocks <= 1) return op->n_rows > 0 ? op->n_rows : 1;
     share = kvc__div_up(op->n_rows, n_blocks);
-    return kvc__div_up(share, KVC__Q8_ROWS) * KVC__Q8_ROWS;
+    return kvc__div_up(share, KVC__LANE_ROWS) * KVC__LANE_ROWS;
 }
 
 static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
@@ -5976,13 +6052,17 @@ static void kvc__plan_prepare(kvc__plan *p, float *logits)
 
 /* ---- operations, a unit each ---- */
 
-/* Elements [from, from + n) of a row of the op, whole blocks; x is the first of them. */
-static void kvc__quantize_part(const kvc__plan *p, const kvc__op *op, const float *x,
-    uint32_t width, uint32_t row, uint32_t from, uint32_t n)
+/* Elements [from, from + n) of a row of the op's result, whole blocks, in the forms to make; x is
+   the first of them. */
+static void kvc__form_part(const kvc__plan *p, const kvc__op *op, const float *x, uint32_t width,
+    uint32_t row, uint32_t from, uint32_t n)
 {
     uint32_t height = kvc__q8_height(op->n_rows);
-    p->kernels->quantize(x, n, op->quantize + kvc__q8_offset(row, height, width, from),
-        row % height, height);
+    if (op->make.q8 != NULL)
+        p->kernels->quantize(x, n, op->make.q8 + kvc__q8_offset(row, height, width, from),
+            row % height, height);
+    if (op->make.lanes != NULL)
+        p->kernels->to_lanes(op->make.lanes + row * kvc__lanes_stride(width), x, width, from, n);
 }
 
 static void kvc__embed_row(const kvc__plan *p, uint32_t row)
@@ -6006,7 +6086,7 @@ static void kvc__norm_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
     uint32_t n = p->model->n_embd, from = op->wanted_rows ? p->wanted[row] : row;
     float *y = p->s.norm + (size_t)row * n;
     p->kernels->rms_norm(y, p->s.x + (size_t)from * n, op->weight, n, p->model->norm_eps);
-    if (op->quantize != NULL) kvc__quantize_part(p, op, y, n, row, 0, n);
+    kvc__form_part(p, op, y, n, row, 0, n);
 }
 
 /* Turns the pairs of n heads by the row's angles; dimensions past rope_dim stay. */
@@ -6138,8 +6218,7 @@ static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
 {
     float *gate = p->s.gate + (size_t)row * op->width;
     p->kernels->silu_mul(gate, p->s.up + (size_t)row * op->width, op->width);
-    if (op->quantize != NULL)
-        kvc__quantize_part(p, op, gate, op->width, row, 0, op->width);
+    kvc__form_part(p, op, gate, op->width, row, 0, op->width);
 }
 
 /* A block of an op's product: rows [row, row + n_rows) by outputs [out, out + n_out) of one of its
@@ -6157,21 +6236,21 @@ static void kvc__block_bias(const kvc__plan *p, const kvc__block *b, const float
         p->kernels->accumulate(b->y + (size_t)r * b->stride, bias + b->out, b->n_out);
 }
 
-/* Quantized weights in place: packed here if that is worth it. */
+/* Weights in place are packed here if that is worth it. */
 static void kvc__block_weights(const kvc__plan *p, const kvc__block *b, const kvc__matrix *m,
     uint32_t worker, kvc__mm *a, int *packed)
 {
     uint32_t g;
-    a->w_stride = 16 * m->row_size;
+    a->w_stride = kvc__group_size(m->type, m->n_in);
     *packed = 1;
     if (m->packed != NULL) {
         a->w = m->packed + b->out / 16 * a->w_stride;
-    } else if (kvc__is_quantized(m) && b->n_rows >= KVC__PACK_ROWS) {
+    } else if (b->n_rows >= KVC__PACK_ROWS) {
         unsigned char *dst = p->s.packs + worker * p->s.pack_size;
         a->w = dst;
         for (g = 0; g < b->n_out; g += 16, dst += a->w_stride)
             kvc__pack_group(dst, m->data + (size_t)(b->out + g) * m->row_size,
-                b->n_out - g < 16 ? b->n_out - g : 16, m->row_size, m->type);
+                b->n_out - g < 16 ? b->n_out - g : 16, m->n_in, m->type);
     } else {
         a->w = m->data + b->out * m->row_size;
         a->w_stride = m->row_size;
@@ -6188,17 +6267,18 @@ static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc_
     memset(&a, 0, sizeof a);
     kvc__block_weights(p, b, m, worker, &a, &packed);
     a.k = m->n_in;
-    a.x = op->src + (size_t)b->row * a.k;
-    a.x_stride = a.k;
     if (kvc__is_quantized(m)) {
         a.x8_height = kvc__q8_height(op->n_rows);
-        a.x8 = op->src_q8 + kvc__q8_offset(b->row, a.x8_height, a.k, 0);
+        a.x8 = op->forms.q8 + kvc__q8_offset(b->row, a.x8_height, a.k, 0);
+    } else {
+        a.x_stride = packed ? kvc__lanes_stride(a.k) : a.k;
+        a.x = (packed ? op->forms.lanes : op->src) + b->row * a.x_stride;
     }
     a.n_out = b->n_out;
     a.n_rows = b->n_rows;
     a.y = b->y;
     a.y_stride = b->stride;
-    a.lanes = p->s.lanes + (size_t)worker * KVC__LANE_FLOATS;
+    a.sums = p->s.sums + (size_t)worker * KVC__SUM_FLOATS;
     kvc__mm_pick(p->kernels, m->type, packed)(&a);
     if (m->bias != NULL) kvc__block_bias(p, b, m->bias);
 }
@@ -6225,8 +6305,7 @@ static void kvc__block_gate(const kvc__plan *p, const kvc__op *op, const kvc__bl
         uint32_t row = gate->row + r;
         p->kernels->silu_mul(g, up->y + (size_t)r * up->stride, gate->n_out);
         memcpy(op->dst[0] + (size_t)row * width + gate->out, g, gate->n_out * sizeof(float));
-        if (op->quantize != NULL)
-            kvc__quantize_part(p, op, g, width, row, gate->out, gate->n_out);
+        kvc__form_part(p, op, g, width, row, gate->out, gate->n_out);
     }
 }
 
@@ -6273,8 +6352,14 @@ static void kvc__matrix_ask(const kvc__op *op, uint64_t unit)
     kvc__block b;
     kvc__block_locate(op, unit, &b);
     m = op->mats[b.mat];
-    w = (m->packed != NULL ? m->packed : m->data) + (size_t)b.out * m->row_size;
-    apart = b.n_out / 4 * m->row_size;
+    if (m->packed != NULL) {
+        apart = kvc__group_size(m->type, m->n_in);
+        w = m->packed + b.out / 16 * apart;
+        apart *= b.n_out / 64;
+    } else {
+        w = m->data + b.out * m->row_size;
+        apart = b.n_out / 4 * m->row_size;
+    }
     for (i = 0; i < 4; i++)
         for (j = 0; j < KVC__ASK_BYTES; j += 64) kvc__prefetch(w + i * apart + j);
 }
@@ -6331,9 +6416,8 @@ static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, u
     case KVC__OP_ROPE: kvc__rope_row(p, op, row); break;
     case KVC__OP_ATTEND: kvc__attend_run(p, op, row, worker); break;
     case KVC__OP_MERGE: kvc__attend_merge(p, op, row); break;
-    case KVC__OP_QUANTIZE:
-        kvc__quantize_part(p, op, op->src + (size_t)row * op->width, op->width, row, 0,
-            op->width);
+    case KVC__OP_FORM:
+        kvc__form_part(p, op, op->src + (size_t)row * op->width, op->width, row, 0, op->width);
         break;
     case KVC__OP_GATE: kvc__gate_row(p, op, row); break;
     }
@@ -6561,11 +6645,16 @@ static float *kvc__take_rows(kvc__arena *arena, uint32_t n_batch, uint64_t width
     return (float *)kvc__take(arena, n, sizeof(float));
 }
 
-/* n_batch rows of `width` elements in 8 bits */
-static unsigned char *kvc__take_q8(kvc__arena *arena, uint32_t n_batch, uint64_t width)
+/* n_batch rows of `width` elements in the forms that the model's matrices read */
+static void kvc__take_forms(kvc__arena *arena, const kvc_ctx_desc *d, uint64_t width,
+    kvc__forms *forms)
 {
-    uint32_t n = kvc__div_up(n_batch, KVC__Q8_ROWS) * KVC__Q8_ROWS;
-    return (unsigned char *)kvc__take_rows(arena, n, (width + 31) / 32 * (KVC__Q8_BYTES / 4));
+    uint32_t n = kvc__div_up(d->n_batch, KVC__LANE_ROWS) * KVC__LANE_ROWS;
+    if (d->model->has_quantized)
+        forms->q8 = (unsigned char *)kvc__take_rows(arena, n,
+            (width + 31) / 32 * (KVC__Q8_BYTES / 4));
+    if (d->model->has_floats)
+        forms->lanes = kvc__take_rows(arena, n, kvc__lanes_stride((uint32_t)width));
 }
 
 /* Each thread's working memory and state of a group, and the parts. */
@@ -6598,16 +6687,14 @@ static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
     s->gate = kvc__take_rows(arena, n, m->n_ff);
     s->up = kvc__take_rows(arena, n, m->n_ff);
     s->angles = kvc__take_rows(arena, n, m->rope_dim);
-    if (m->has_quantized) {
-        s->narrow = kvc__take_q8(arena, n, narrow);
-        s->wide = kvc__take_q8(arena, n, m->n_ff);
-    }
-    s->pack_size = m->in_place_row * KVC__BLOCK_OUTS;
+    kvc__take_forms(arena, d, narrow, &s->narrow);
+    kvc__take_forms(arena, d, m->n_ff, &s->wide);
+    s->pack_size = m->in_place_group * (KVC__BLOCK_OUTS / 16);
     if (s->pack_size != 0)
         s->packs = (unsigned char *)kvc__take_rows(arena, d->n_threads, s->pack_size / 4);
     s->logits = kvc__take_rows(arena, 1, m->n_vocab);
     s->blocks = kvc__take_rows(arena, d->n_threads, 2 * KVC__BLOCK_FLOATS);
-    s->lanes = kvc__take_rows(arena, d->n_threads, KVC__LANE_FLOATS);
+    s->sums = kvc__take_rows(arena, d->n_threads, KVC__SUM_FLOATS);
     if (d->gemm == KVC_GEMM_CBLAS) s->panel = kvc__take_rows(arena, KVC__PANEL, widest);
     kvc__scratch_attention(arena, d, s);
 }
@@ -7603,9 +7690,9 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed)
 /* ---- vocabulary: 16 float lanes ---- */
 #if KVC__PASS >= 4          /* AVX-512 */
 typedef struct KVC__(vec) { __m512 v; } KVC__(vec);
-#define KVC__ROW_TILE 6         /* rows of a register tile, float weights; divides KVC__LANE_ROWS */
+#define KVC__ROW_TILE 12        /* rows of a register tile, packed floats */
 #define KVC__BLOCK_ROW_TILE 6   /* rows of a register tile, packed blocks */
-#define KVC__OUT_PIECES 2       /* pieces of outputs of that tile */
+#define KVC__OUT_PIECES 2       /* pieces of outputs of these tiles */
 #define KVC__MOST_PIECES 4      /* of any tile */
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
@@ -7668,10 +7755,10 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 }
 #elif KVC__PASS == 3        /* AVX2 */
 typedef struct KVC__(vec) { __m256 a, b; } KVC__(vec);
-#define KVC__ROW_TILE 3
+#define KVC__ROW_TILE 6
 #define KVC__BLOCK_ROW_TILE 2
 #define KVC__OUT_PIECES 2
-#define KVC__MOST_PIECES 2
+#define KVC__MOST_PIECES 8
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7756,7 +7843,7 @@ typedef struct KVC__(vec) { float32x4_t a, b, c, d; } KVC__(vec);
 #define KVC__ROW_TILE 6
 #define KVC__BLOCK_ROW_TILE 3
 #define KVC__OUT_PIECES 4
-#define KVC__MOST_PIECES 4
+#define KVC__MOST_PIECES 16
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
 {
     KVC__(vec) r;
@@ -7862,7 +7949,7 @@ typedef struct KVC__(vec) { float v[16]; } KVC__(vec);
 #define KVC__ROW_TILE 1
 #define KVC__BLOCK_ROW_TILE 1
 #define KVC__OUT_PIECES 1
-#define KVC__MOST_PIECES 1
+#define KVC__MOST_PIECES 4
 #define KVC__EACH(expr) \
     { \
         int i; \
@@ -7987,6 +8074,41 @@ KVC__FORCE void KVC__(sum4)(float *y, const float *p)
 {
     int o;
     for (o = 0; o < 4; o++) y[o] = KVC__(sum)(KVC__(load)(p + 16 * o));
+}
+#endif
+
+/* 4 by 4 floats, mirrored: to[i][j] = from[j][i]; strides in floats. */
+#if KVC__PASS >= 3
+KVC__FORCE void KVC__(turn4)(float *to, size_t to_stride, const float *from, size_t from_stride)
+{
+    __m128 a = _mm_loadu_ps(from), b = _mm_loadu_ps(from + from_stride);
+    __m128 c = _mm_loadu_ps(from + 2 * from_stride), d = _mm_loadu_ps(from + 3 * from_stride);
+    _MM_TRANSPOSE4_PS(a, b, c, d);
+    _mm_storeu_ps(to, a);
+    _mm_storeu_ps(to + to_stride, b);
+    _mm_storeu_ps(to + 2 * to_stride, c);
+    _mm_storeu_ps(to + 3 * to_stride, d);
+}
+#elif KVC__PASS == 2
+KVC__FORCE void KVC__(turn4)(float *to, size_t to_stride, const float *from, size_t from_stride)
+{
+    float32x4x2_t ab = vtrnq_f32(vld1q_f32(from), vld1q_f32(from + from_stride));
+    float32x4x2_t cd = vtrnq_f32(vld1q_f32(from + 2 * from_stride),
+        vld1q_f32(from + 3 * from_stride));
+    int i;
+    for (i = 0; i < 2; i++) {
+        vst1q_f32(to + i * to_stride,
+            vcombine_f32(vget_low_f32(ab.val[i]), vget_low_f32(cd.val[i])));
+        vst1q_f32(to + (i + 2) * to_stride,
+            vcombine_f32(vget_high_f32(ab.val[i]), vget_high_f32(cd.val[i])));
+    }
+}
+#else
+KVC__FORCE void KVC__(turn4)(float *to, size_t to_stride, const float *from, size_t from_stride)
+{
+    size_t i, j;
+    for (i = 0; i < 4; i++)
+        for (j = 0; j < 4; j++) to[i * to_stride + j] = from[j * from_stride + i];
 }
 #endif
 
@@ -8257,6 +8379,10 @@ KVC__FORCE KVC__(native) KVC__(native_mul)(KVC__(native) a, KVC__(native) b)
 {
     return KVC__(mul)(a, b);
 }
+KVC__FORCE KVC__(native) KVC__(native_add)(KVC__(native) a, KVC__(native) b)
+{
+    return KVC__(add)(a, b);
+}
 KVC__FORCE KVC__(native) KVC__(native_fma)(KVC__(native) a, KVC__(native) b, KVC__(native) c)
 {
     return KVC__(fma)(a, b, c);
@@ -8279,6 +8405,10 @@ KVC__FORCE KVC__(native) KVC__(native_mul)(KVC__(native) a, KVC__(native) b)
 {
     return _mm256_mul_ps(a, b);
 }
+KVC__FORCE KVC__(native) KVC__(native_add)(KVC__(native) a, KVC__(native) b)
+{
+    return _mm256_add_ps(a, b);
+}
 KVC__FORCE KVC__(native) KVC__(native_fma)(KVC__(native) a, KVC__(native) b, KVC__(native) c)
 {
     return _mm256_fmadd_ps(a, b, c);
@@ -8300,6 +8430,10 @@ KVC__FORCE KVC__(native) KVC__(native_load_w)(const unsigned char *p, int type)
 KVC__FORCE KVC__(native) KVC__(native_mul)(KVC__(native) a, KVC__(native) b)
 {
     return vmulq_f32(a, b);
+}
+KVC__FORCE KVC__(native) KVC__(native_add)(KVC__(native) a, KVC__(native) b)
+{
+    return vaddq_f32(a, b);
 }
 KVC__FORCE KVC__(native) KVC__(native_fma)(KVC__(native) a, KVC__(native) b, KVC__(native) c)
 {
@@ -8646,6 +8780,27 @@ static void KVC__(accumulate)(float *y, const float *x, uint32_t n)
     for (; i < n; i++) y[i] += x[i];
 }
 
+/* Puts elements [from, from + n) of a row of k into its lanes, from a multiple of 16 on; what is left
+   of the last 16 becomes zero. x: the first of them. Four elements of four lanes at a time: the
+   lanes 4 j to 4 j + 3 are one of each quarter. */
+static void KVC__(to_lanes)(float *row, const float *x, uint32_t k, uint32_t from, uint32_t n)
+{
+    const size_t steps = kvc__lane_steps(k);
+    uint32_t i, j, lane;
+    row += from / 16;
+    for (i = 0; i + 64 <= n; i += 64, row += 4) {
+        KVC__FLAT
+        for (j = 0; j < 4; j++)
+            KVC__(turn4)(row + kvc__lane_order[j] / 4 * steps, 4 * steps, x + i + 4 * j, 16);
+    }
+    for (; i < n; i += 16, row++) {
+        for (lane = 0; lane < 16; lane++) {
+            uint32_t at = i + kvc__lane_order[lane];
+            row[lane * steps] = at < n ? x[at] : 0.0f;
+        }
+    }
+}
+
 /* Rounds a row to 8 bits, 32 elements at a time: d = largest magnitude / 127, q = nearest(x / d)
    with ties to even, sum = sum of q. n is a multiple of 32. A block whose largest magnitude is
    below 1e-30 becomes zero; one with infinity or NaN gets the scale NaN, which then shows in the
@@ -8688,10 +8843,7 @@ KVC__FORCE void KVC__(streams)(const kvc__mm *a, uint32_t i, uint32_t out[4],
     }
 }
 
-/* ---- matrix products: float weights ----
-   A single row streams through memory. For many rows the accumulators of
-   a register tile, 4 outputs by KVC__ROW_TILE rows, are pieces of the 16 lanes; k is cut into
-   chunks whose operands stay in the nearest caches, and between chunks the lanes wait in memory. */
+/* ---- matrix products: float weights, as they lie in the file ---- */
 
 /* 4 outputs of one row. */
 KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], const float *x, uint32_t k,
@@ -8720,133 +8872,192 @@ KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], const float *x
     KVC__(sum4)(y, lanes);
 }
 
-/* One piece of the lanes of a register tile, over elements [from, to) of w and x, whole vectors. */
-KVC__FORCE void KVC__(tile_piece)(const unsigned char *const w[4], const float *x, size_t x_stride,
-    uint32_t from, uint32_t to, float *lanes, const int fresh, const int type)
-{
-    const size_t w_size = type == KVC__F32 ? 4 : 2;
-    KVC__(native) acc[4][KVC__ROW_TILE], xv[KVC__ROW_TILE], wv[4];
-    uint32_t i, o, r;
-    KVC__FLAT
-    for (o = 0; o < 4; o++) {
-        KVC__FLAT
-        for (r = 0; r < KVC__ROW_TILE; r++)
-            acc[o][r] = fresh ? KVC__(native_set1)(0.0f)
-                : KVC__(native_load)(lanes + 16 * (4 * r + o));
-    }
-    for (i = from; i < to; i += 16) {
-        if (KVC__ROW_TILE < 4) {        /* keep the fewer operands in registers */
-            KVC__FLAT
-            for (r = 0; r < KVC__ROW_TILE; r++)
-                xv[r] = KVC__(native_load)(x + r * x_stride + i);
-            KVC__FLAT
-            for (o = 0; o < 4; o++) {
-                wv[0] = KVC__(native_load_w)(w[o] + i * w_size, type);
-                KVC__FLAT
-                for (r = 0; r < KVC__ROW_TILE; r++)
-                    acc[o][r] = KVC__(native_fma)(wv[0], xv[r], acc[o][r]);
-            }
-        } else {
-            KVC__FLAT
-            for (o = 0; o < 4; o++) wv[o] = KVC__(native_load_w)(w[o] + i * w_size, type);
-            KVC__FLAT
-            for (r = 0; r < KVC__ROW_TILE; r++) {
-                xv[0] = KVC__(native_load)(x + r * x_stride + i);
-                KVC__FLAT
-                for (o = 0; o < 4; o++) acc[o][r] = KVC__(native_fma)(wv[o], xv[0], acc[o][r]);
-            }
-        }
-    }
-    KVC__FLAT
-    for (o = 0; o < 4; o++) {
-        KVC__FLAT
-        for (r = 0; r < KVC__ROW_TILE; r++)
-            KVC__(native_store)(lanes + 16 * (4 * r + o), acc[o][r]);
-    }
-}
-
-/* The elements past the last whole vector, padded with zeros. */
-KVC__FORCE void KVC__(tile_tail)(const unsigned char *const w[4], const float *x, size_t x_stride,
-    uint32_t from, uint32_t k, float *lanes, const int type)
-{
-    const size_t w_size = type == KVC__F32 ? 4 : 2;
-    uint32_t o, r;
-    for (o = 0; o < 4; o++) {
-        KVC__(vec) wv = KVC__(load_w_n)(w[o] + from * w_size, type, k - from);
-        for (r = 0; r < KVC__ROW_TILE; r++) {
-            float *at = lanes + 16 * (4 * r + o);
-            KVC__(vec) xv = KVC__(load_n)(x + r * x_stride + from, k - from);
-            KVC__(store)(at, KVC__(fma)(wv, xv, KVC__(load)(at)));
-        }
-    }
-}
-
-/* 4 outputs by KVC__ROW_TILE rows over the chunk [from, to) of k. lanes: [4 KVC__ROW_TILE, 16]. */
-KVC__FORCE void KVC__(tile_float)(const kvc__mm *a, uint32_t row, uint32_t out, uint32_t from,
-    uint32_t to, float *lanes, const int type)
-{
-    const size_t w_size = type == KVC__F32 ? 4 : 2;
-    const float *x = a->x + row * a->x_stride;
-    const unsigned char *w[4], *part[4];
-    uint32_t o, r, j, whole = to & ~15u;
-    for (o = 0; o < 4; o++)
-        w[o] = a->w + (size_t)(out + o < a->n_out ? out + o : a->n_out - 1) * a->w_stride;
-    KVC__FLAT
-    for (j = 0; j < 16; j += KVC__NATIVE) {
-        for (o = 0; o < 4; o++) part[o] = w[o] + j * w_size;
-        if (from == 0)
-            KVC__(tile_piece)(part, x + j, a->x_stride, from, whole, lanes + j, 1, type);
-        else
-            KVC__(tile_piece)(part, x + j, a->x_stride, from, whole, lanes + j, 0, type);
-    }
-    if (whole < to) KVC__(tile_tail)(w, x, a->x_stride, whole, to, lanes, type);
-    if (to < a->k) return;
-    for (r = 0; r < KVC__ROW_TILE; r++)
-        KVC__(sum4)(a->y + (row + r) * a->y_stride + out, lanes + 64 * r);
-}
-
-/* Rows [row, row + n_rows), at least KVC__ROW_TILE: the last tile overlaps the one before it, which
-   computes some rows again. */
-KVC__FORCE void KVC__(rows_float)(const kvc__mm *a, uint32_t row, uint32_t n_rows, const int type)
-{
-    const uint32_t most = type == KVC__F32 ? KVC__CHUNK_F32 : KVC__CHUNK_F16;
-    const uint32_t n_chunks = (a->k + most - 1) / most;
-    const uint32_t chunk = ((a->k + n_chunks - 1) / n_chunks + 15u) & ~15u;
-    uint32_t from, to, r, out, last = row + n_rows - KVC__ROW_TILE;
-    for (from = 0; from < a->k; from = to) {
-        float *lanes = a->lanes;
-        to = a->k - from <= chunk ? a->k : from + chunk;
-        for (r = row; r < row + n_rows; r += KVC__ROW_TILE) {
-            for (out = 0; out < a->n_out; out += 4) {
-                KVC__(tile_float)(a, r < last ? r : last, out, from, to, lanes, type);
-                if (to < a->k || from > 0) lanes += 64 * KVC__ROW_TILE;
-            }
-        }
-    }
-}
-
 KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
 {
     const unsigned char *w[4];
-    uint32_t row, i, n, out[4];
+    uint32_t row, i, o, out[4];
     float y[4];
-    if (KVC__ROW_TILE > 1 && a->n_rows >= KVC__ROW_TILE) {
-        for (row = 0; row < a->n_rows; row += n) {
-            n = a->n_rows - row < KVC__LANE_ROWS ? a->n_rows - row : KVC__LANE_ROWS;
-            if (n < KVC__ROW_TILE) {
-                row = a->n_rows - KVC__ROW_TILE;
-                n = KVC__ROW_TILE;
-            }
-            KVC__(rows_float)(a, row, n, type);
-        }
-        return;
-    }
     for (i = 0; i < (a->n_out + 3) / 4; i++) {
         KVC__(streams)(a, i, out, w);
         for (row = 0; row < a->n_rows; row++) {
             KVC__(row_float)(w, a->x + row * a->x_stride, a->k, y, type);
-            for (n = 0; n < 4; n++) a->y[row * a->y_stride + out[n]] = y[n];
+            for (o = 0; o < 4; o++) a->y[row * a->y_stride + out[o]] = y[o];
         }
+    }
+}
+
+/* ---- matrix products: packed floats ----
+   A register tile is some pieces of outputs by some rows. It sums one lane after the other, over
+   all of k, four lanes to a quarter of the tree; a block goes through all of its tiles a quarter
+   at a time, so that what the tiles share stays in the nearest caches. */
+
+/* A lane: acc[p][r] = sum of w[p] * x[r]; n_p pieces and n_r rows are constants. */
+KVC__FORCE void KVC__(tile_lane)(const unsigned char *const w[KVC__MOST_PIECES], const float *x,
+    size_t x_stride, uint32_t steps, KVC__(native) acc[KVC__MOST_PIECES][KVC__ROW_TILE],
+    const int type, const uint32_t n_p, const uint32_t n_r)
+{
+    const size_t step = type == KVC__F32 ? 64 : 32;
+    uint32_t i, p, r;
+    KVC__FLAT
+    for (p = 0; p < n_p; p++) {
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) acc[p][r] = KVC__(native_set1)(0.0f);
+    }
+    for (i = 0; i < steps; i++) {
+        KVC__(native) wv[KVC__MOST_PIECES];
+        KVC__FLAT
+        for (p = 0; p < n_p; p++) wv[p] = KVC__(native_load_w)(w[p] + i * step, type);
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) {
+            KVC__(native) xv = KVC__(native_set1)(x[r * x_stride + i]);
+            KVC__FLAT
+            for (p = 0; p < n_p; p++) acc[p][r] = KVC__(native_fma)(wv[p], xv, acc[p][r]);
+        }
+    }
+}
+
+/* The sums of a quarter: (lane 0 + lane 1) + (lane 2 + lane 3) of it. */
+KVC__FORCE void KVC__(tile_quarter)(const unsigned char *const from[KVC__MOST_PIECES],
+    const float *x, size_t x_stride, uint32_t steps, float *sums, float *pair, const int type,
+    const uint32_t n_p, const uint32_t n_r)
+{
+    const size_t size = type == KVC__F32 ? 4 : 2;
+    KVC__(native) acc[KVC__MOST_PIECES][KVC__ROW_TILE];
+    const unsigned char *w[KVC__MOST_PIECES];
+    uint32_t lane, p, r;
+    for (p = 0; p < n_p; p++) w[p] = from[p];
+    for (lane = 0; lane < 4; lane++, x += steps) {
+        KVC__(tile_lane)(w, x, x_stride, steps, acc, type, n_p, n_r);
+        for (p = 0; p < n_p; p++) w[p] += 16 * steps * size;
+        KVC__FLAT
+        for (r = 0; r < n_r; r++) {
+            KVC__FLAT
+            for (p = 0; p < n_p; p++) {
+                float *one = pair + (r * n_p + p) * KVC__NATIVE;
+                float *sum = sums + (r * n_p + p) * KVC__NATIVE;
+                if (lane % 2 == 0) {
+                    KVC__(native_store)(one, acc[p][r]);
+                    continue;
+                }
+                acc[p][r] = KVC__(native_add)(KVC__(native_load)(one), acc[p][r]);
+                if (lane == 3)
+                    acc[p][r] = KVC__(native_add)(KVC__(native_load)(sum), acc[p][r]);
+                KVC__(native_store)(sum, acc[p][r]);
+            }
+        }
+    }
+}
+
+/* A quarter of a tile: pieces of the outputs from group `set` on, and, where they make up several
+   groups, of every `apart`-th after it. Past the last group there is the last again. */
+KVC__FORCE void KVC__(tile_floats)(const kvc__mm *a, uint32_t set, uint32_t apart, uint32_t row,
+    uint32_t quarter, float *sums, const int type, const uint32_t n_p, const uint32_t n_r)
+{
+    const size_t size = type == KVC__F32 ? 4 : 2;
+    const uint32_t steps = kvc__lane_steps(a->k), last = (a->n_out - 1) / 16;
+    const unsigned char *w[KVC__MOST_PIECES];
+    uint32_t p;
+    for (p = 0; p < n_p; p++) {
+        uint32_t group = set + p * KVC__NATIVE / 16 * apart;
+        w[p] = a->w + (group < last ? group : last) * a->w_stride +
+            ((size_t)quarter * 64 * steps + p * KVC__NATIVE % 16) * size;
+    }
+    KVC__(tile_quarter)(w, a->x + row * a->x_stride + (size_t)quarter * 4 * steps, a->x_stride,
+        steps, sums, a->sums + 4 * KVC__BLOCK_FLOATS, type, n_p, n_r);
+}
+
+/* Adds the quarters, which lie `next` floats apart, as the tree does. */
+KVC__FORCE void KVC__(tile_finish)(const kvc__mm *a, uint32_t set, uint32_t apart, uint32_t row,
+    uint32_t n_rows, const float *sums, size_t next, uint32_t n_p)
+{
+    const uint32_t last = (a->n_out - 1) / 16;
+    uint32_t p, r;
+    for (r = 0; r < n_rows; r++) {
+        for (p = 0; p < n_p; p++, sums += KVC__NATIVE) {
+            uint32_t group = set + p * KVC__NATIVE / 16 * apart;
+            KVC__(native) even, odd;
+            if (group > last) continue;
+            even = KVC__(native_add)(KVC__(native_load)(sums),
+                KVC__(native_load)(sums + 2 * next));
+            odd = KVC__(native_add)(KVC__(native_load)(sums + next),
+                KVC__(native_load)(sums + 3 * next));
+            KVC__(native_store)(a->y + (row + r) * a->y_stride + group * 16 +
+                p * KVC__NATIVE % 16, KVC__(native_add)(even, odd));
+        }
+    }
+}
+
+/* The rows of the next tile if n are left: those that tile_rows has a copy for. */
+KVC__FORCE uint32_t KVC__(tile_height)(uint32_t n)
+{
+    if (KVC__ROW_TILE == 1) return 1;
+    if (n > 8 && KVC__ROW_TILE == 12) return 12;
+    if (n > 4) return KVC__ROW_TILE == 12 ? 8 : 6;
+    return n > 2 ? 4 : 2;
+}
+
+KVC__FORCE void KVC__(tile_rows)(const kvc__mm *a, uint32_t set, uint32_t row, uint32_t quarter,
+    float *sums, const int type)
+{
+    const uint32_t n_p = KVC__OUT_PIECES;
+#if KVC__PASS == 1
+    KVC__(tile_floats)(a, set, 1, row, quarter, sums, type, n_p, 1);
+#else
+    switch (KVC__(tile_height)(a->n_rows - row)) {
+#if KVC__PASS >= 4
+    case 12: KVC__(tile_floats)(a, set, 1, row, quarter, sums, type, n_p, 12); break;
+    case 8: KVC__(tile_floats)(a, set, 1, row, quarter, sums, type, n_p, 8); break;
+#else
+    case 6: KVC__(tile_floats)(a, set, 1, row, quarter, sums, type, n_p, 6); break;
+#endif
+    case 4: KVC__(tile_floats)(a, set, 1, row, quarter, sums, type, n_p, 4); break;
+    default: KVC__(tile_floats)(a, set, 1, row, quarter, sums, type, n_p, 2); break;
+    }
+#endif
+}
+
+/* Sets of groups [set, end) by all rows. */
+KVC__FORCE void KVC__(mm_lanes_rows)(const kvc__mm *a, uint32_t begin, uint32_t end, uint32_t step,
+    const int type)
+{
+    const uint32_t tile = KVC__OUT_PIECES * KVC__ROW_TILE * KVC__NATIVE;
+    uint32_t quarter, set, row, n = 0, i;
+    for (quarter = 0; quarter < 4; quarter++) {
+        for (i = quarter * n, set = begin; set < end; set += step) {
+            for (row = 0; row < a->n_rows; row += KVC__(tile_height)(a->n_rows - row))
+                KVC__(tile_rows)(a, set, row, quarter, a->sums + i++ * tile, type);
+        }
+        if (quarter == 0) n = i;
+    }
+    for (i = 0, set = begin; set < end; set += step) {
+        for (row = 0; row < a->n_rows; i++) {
+            uint32_t left = a->n_rows - row, height = KVC__(tile_height)(left);
+            KVC__(tile_finish)(a, set, 1, row, height < left ? height : left,
+                a->sums + i * tile, (size_t)n * tile, KVC__OUT_PIECES);
+            row += height;
+        }
+    }
+}
+
+/* A single row reads four groups, a quarter of the block apart: four streams. If one tile takes all
+   rows, groups are read to their ends, too. */
+KVC__FORCE void KVC__(mm_lanes)(const kvc__mm *a, const int type)
+{
+    const uint32_t groups = (a->n_out + 15) / 16, wide = 64 / KVC__NATIVE;
+    const uint32_t step = KVC__OUT_PIECES * KVC__NATIVE / 16;
+    uint32_t apart = (groups + 3) / 4, set, quarter;
+    if (a->n_rows == 1) {
+        for (set = 0; set < apart; set++) {
+            for (quarter = 0; quarter < 4; quarter++)
+                KVC__(tile_floats)(a, set, apart, 0, quarter, a->sums + 64 * quarter, type,
+                    wide, 1);
+            KVC__(tile_finish)(a, set, apart, 0, 1, a->sums, 64, wide);
+        }
+    } else if (a->n_rows <= KVC__ROW_TILE) {
+        for (set = 0; set < groups; set += step)
+            KVC__(mm_lanes_rows)(a, set, set + step, step, type);
+    } else {
+        KVC__(mm_lanes_rows)(a, 0, groups, step, type);
     }
 }
 
@@ -9017,6 +9228,9 @@ static void KVC__(mm_f16)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__F16); }
 static void KVC__(mm_bf16)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__BF16); }
 static void KVC__(mm_q8_0)(const kvc__mm *a) { KVC__(mm_blocks)(a, KVC__Q8_0); }
 static void KVC__(mm_q4_0)(const kvc__mm *a) { KVC__(mm_blocks)(a, KVC__Q4_0); }
+static void KVC__(mm_f32_packed)(const kvc__mm *a) { KVC__(mm_lanes)(a, KVC__F32); }
+static void KVC__(mm_f16_packed)(const kvc__mm *a) { KVC__(mm_lanes)(a, KVC__F16); }
+static void KVC__(mm_bf16_packed)(const kvc__mm *a) { KVC__(mm_lanes)(a, KVC__BF16); }
 static void KVC__(mm_q8_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q8_0); }
 static void KVC__(mm_q4_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q4_0); }
 

@@ -32,6 +32,10 @@ static void fill(float *x, size_t n, float reach, uint64_t *state) {
     }
 }
 
+static uint32_t pick(uint32_t n, uint64_t *state) {
+    return (uint32_t)(model_random(state) >> 32) % n;
+}
+
 static void check_bits(const float *got, const float *want, size_t n, const char *isa,
     const char *what, size_t size) {
     size_t i;
@@ -58,7 +62,7 @@ static const struct {
 typedef struct product {
     kvc__mm mm;
     unsigned char *w, *packed, *x8;
-    float *x, *y, *lanes;
+    float *x, *lanes, *y, *sums;
     naive_tensor tensor;
 } product;
 
@@ -74,7 +78,7 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     p->x = new_floats((size_t)n_rows * k);
     p->mm.y_stride = (n_out + 15) / 16 * 16;
     p->y = new_floats((n_rows + 5) / 6 * 6 * p->mm.y_stride);
-    p->lanes = new_floats(KVC__LANE_FLOATS);
+    p->sums = new_floats(KVC__SUM_FLOATS);
     fill(p->x, (size_t)n_rows * k, 2.0f, state);
     for (r = 0; r < n_out; r++) {
         fill(row, k, 1.0f, state);
@@ -92,11 +96,21 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
         for (r = 0; r < n_rows; r++)
             base->quantize(p->x + (size_t)r * k, k, p->x8 + kvc__q8_offset(r, height, k, 0),
                 r % height, height);
-        p->packed = (unsigned char *)gguf_must(malloc(p->mm.y_stride * row_size));
-        for (r = 0; r < n_out; r += 16)
-            kvc__pack_group(p->packed + r * row_size, p->w + r * row_size,
-                n_out - r < 16 ? n_out - r : 16, row_size, type);
+    } else {
+        size_t stride = kvc__lanes_stride(k), n = (n_rows + KVC__LANE_ROWS - 1) / KVC__LANE_ROWS;
+        n *= KVC__LANE_ROWS * stride;
+        p->lanes = new_floats(n);
+        memset(p->lanes, 0xff, n * sizeof *p->lanes);
+        for (r = 0; r < n_rows; r++) {
+            uint32_t from = 16 * (k / 32);          /* in two parts */
+            base->to_lanes(p->lanes + r * stride, p->x + (size_t)r * k, k, 0, from);
+            base->to_lanes(p->lanes + r * stride, p->x + (size_t)r * k + from, k, from, k - from);
+        }
     }
+    p->packed = (unsigned char *)gguf_must(malloc(p->mm.y_stride / 16 * kvc__group_size(type, k)));
+    for (r = 0; r < n_out; r += 16)
+        kvc__pack_group(p->packed + r / 16 * kvc__group_size(type, k), p->w + r * row_size,
+            n_out - r < 16 ? n_out - r : 16, k, type);
     p->mm.w = p->w;
     p->mm.w_stride = row_size;
     p->mm.x = p->x;
@@ -104,7 +118,7 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     p->mm.x8 = p->x8;
     p->mm.x8_height = kvc__q8_height(n_rows);
     p->mm.y = p->y;
-    p->mm.lanes = p->lanes;
+    p->mm.sums = p->sums;
     p->mm.n_out = n_out;
     p->mm.n_rows = n_rows;
     p->mm.k = k;
@@ -116,6 +130,7 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
 static void product_close(product *p) {
     free(p->w);
     free(p->packed);
+    free(p->sums);
     free(p->lanes);
     free(p->x);
     free(p->y);
@@ -160,7 +175,11 @@ static float *run_product(product *p, const kvc__kernels *k, int packed) {
     a.y = p->y;
     if (packed) {
         a.w = p->packed;
-        a.w_stride *= 16;
+        a.w_stride = kvc__group_size(p->tensor.type, a.k);
+        if (p->lanes != NULL) {
+            a.x = p->lanes;
+            a.x_stride = kvc__lanes_stride(a.k);
+        }
     }
     kvc__mm_pick(k, p->tensor.type, packed)(&a);
     for (r = 0; r < a.n_rows; r++)
@@ -180,7 +199,7 @@ static void check_shape(size_t type, uint32_t n_out, uint32_t n_rows, uint32_t k
     want = run_product(&p, k[0], 0);
     check_product(&p, types[type].name);
     for (i = 0; i < n; i++) {
-        for (packed = 0; packed <= (p.packed != NULL); packed++) {
+        for (packed = 0; packed <= 1; packed++) {
             got = run_product(&p, k[i], packed);
             check_bits(got, want, n_rows * n_out, k[i]->name, types[type].name, k_in);
             free(got);
@@ -222,6 +241,33 @@ static void test_large_products(void **state) {
     check_shape(1, 64, 53, 1024 + 512 + 15, &random);
 }
 
+/* Rows in their lanes, whole and in two parts: each element where the packed weights have theirs,
+   zeros after the last. */
+static void test_to_lanes(void **state) {
+    const kvc__kernels *tables_here[5];
+    size_t n = tables(tables_here), t;
+    uint32_t k, i, cut;
+    uint64_t random = 3;
+    float x[300], row[336];
+    (void)state;
+    fill(x, COUNT(x), 2.0f, &random);
+    for (t = 0; t < n; t++) {
+        const kvc__kernels *kern = tables_here[t];
+        for (k = 1; k <= COUNT(x); k += k < 140 ? 1 : 13) {
+            uint32_t steps = (k + 15) / 16;
+            cut = pick(k / 16 + 1, &random) * 16;
+            memset(row, 0xff, sizeof row);
+            kern->to_lanes(row, x, k, 0, cut);
+            kern->to_lanes(row, x + cut, k, cut, k - cut);
+            for (i = 0; i < 16 * steps; i++) {
+                uint32_t at = 16 * (i % steps) + kvc__lane_order[i / steps];
+                assert_true(row[i] == (at < k ? x[at] : 0.0f));
+            }
+            assert_true(row[i] != row[i]);      /* nothing past the end */
+        }
+    }
+}
+
 /* ---- attention ---- */
 
 /* Rows of one sequence with the query heads of one key head, over pages in any order. What no row
@@ -234,10 +280,6 @@ typedef struct scene {
     uint32_t n_rows;            /* the last ones of the sequence */
     uint32_t n_pos;
 } scene;
-
-static uint32_t pick(uint32_t n, uint64_t *state) {
-    return (uint32_t)(model_random(state) >> 32) % n;
-}
 
 static uint32_t scene_page(const scene *s, uint32_t pos) {
     const kvc__attn *a = &s->attn;
@@ -713,6 +755,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_large_products),
+        cmocka_unit_test(test_to_lanes),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_silu_mul),
