@@ -8780,9 +8780,9 @@ static void KVC__(accumulate)(float *y, const float *x, uint32_t n)
     for (; i < n; i++) y[i] += x[i];
 }
 
-/* Puts elements [from, from + n) of a row of k into its lanes, from a multiple of 16 on; what is left
-   of the last 16 becomes zero. x: the first of them. Four elements of four lanes at a time: the
-   lanes 4 j to 4 j + 3 are one of each quarter. */
+/* Puts elements [from, from + n) of a row of k into its lanes, from a multiple of 16 on; what is
+   left of the last 16 becomes zero. x: the first of them. Four elements of four lanes at a time: of
+   the lanes 4 j to 4 j + 3 each quarter has one. */
 static void KVC__(to_lanes)(float *row, const float *x, uint32_t k, uint32_t from, uint32_t n)
 {
     const size_t steps = kvc__lane_steps(k);
