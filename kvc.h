@@ -1781,6 +1781,8 @@ typedef struct kvc__mm {
                                    groups of rows, past n_rows up to a multiple of KVC__Q8_ROWS */
     size_t y_stride;            /* at least n_out rounded up to 16 */
     float *sums;                /* [KVC__SUM_FLOATS] scratch of packed float types */
+    const unsigned char *next;  /* the groups to be read after these, asked for ahead; may lie past
+                                   the end */
     uint32_t n_out, n_rows, k;  /* more rows than one: at most a block's outputs and rows */
 } kvc__mm;
 
@@ -6266,6 +6268,9 @@ static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc_
     int packed;
     memset(&a, 0, sizeof a);
     kvc__block_weights(p, b, m, worker, &a, &packed);
+    a.next = a.w;
+    if (b->row + b->n_rows == op->n_rows)
+        a.next = (const unsigned char *)((uintptr_t)a.w + (b->n_out + 15) / 16 * a.w_stride);
     a.k = m->n_in;
     if (kvc__is_quantized(m)) {
         a.x8_height = kvc__q8_height(op->n_rows);
@@ -8891,9 +8896,18 @@ KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
    all of k, four lanes to a quarter of the tree; a block goes through all of its tiles a quarter
    at a time, so that what the tiles share stays in the nearest caches. */
 
-/* A lane: acc[p][r] = sum of w[p] * x[r]; n_p pieces and n_r rows are constants. */
+/* What a tile asks the memory for: of each of its groups a share of the quarter that comes next,
+   evenly over its steps. `step` may be less than a cache line. */
+typedef struct KVC__(asking) {
+    uintptr_t at[2];
+    size_t step;
+} KVC__(asking);
+
+/* A lane: acc[p][r] = sum of w[p] * x[r]; n_p pieces and n_r rows are constants. A tile of one row
+   reads in streams of its own and asks for nothing. */
 KVC__FORCE void KVC__(tile_lane)(const unsigned char *const w[KVC__MOST_PIECES], const float *x,
-    size_t x_stride, uint32_t steps, KVC__(native) acc[KVC__MOST_PIECES][KVC__ROW_TILE],
+    size_t x_stride, uint32_t steps, const KVC__(asking) *ask,
+    KVC__(native) acc[KVC__MOST_PIECES][KVC__ROW_TILE],
     const int type, const uint32_t n_p, const uint32_t n_r)
 {
     const size_t step = type == KVC__F32 ? 64 : 32;
@@ -8906,7 +8920,11 @@ KVC__FORCE void KVC__(tile_lane)(const unsigned char *const w[KVC__MOST_PIECES],
     for (i = 0; i < steps; i++) {
         KVC__(native) wv[KVC__MOST_PIECES];
         KVC__FLAT
-        for (p = 0; p < n_p; p++) wv[p] = KVC__(native_load_w)(w[p] + i * step, type);
+        for (p = 0; p < n_p; p++) {
+            wv[p] = KVC__(native_load_w)(w[p] + i * step, type);
+            if (n_r > 1 && p * KVC__NATIVE % 16 == 0)
+                kvc__prefetch((const void *)(ask->at[p * KVC__NATIVE / 16] + i * ask->step));
+        }
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
             KVC__(native) xv = KVC__(native_set1)(x[r * x_stride + i]);
@@ -8918,8 +8936,8 @@ KVC__FORCE void KVC__(tile_lane)(const unsigned char *const w[KVC__MOST_PIECES],
 
 /* The sums of a quarter: (lane 0 + lane 1) + (lane 2 + lane 3) of it. */
 KVC__FORCE void KVC__(tile_quarter)(const unsigned char *const from[KVC__MOST_PIECES],
-    const float *x, size_t x_stride, uint32_t steps, float *sums, float *pair, const int type,
-    const uint32_t n_p, const uint32_t n_r)
+    const float *x, size_t x_stride, uint32_t steps, KVC__(asking) ask, float *sums, float *pair,
+    const int type, const uint32_t n_p, const uint32_t n_r)
 {
     const size_t size = type == KVC__F32 ? 4 : 2;
     KVC__(native) acc[KVC__MOST_PIECES][KVC__ROW_TILE];
@@ -8927,8 +8945,9 @@ KVC__FORCE void KVC__(tile_quarter)(const unsigned char *const from[KVC__MOST_PI
     uint32_t lane, p, r;
     for (p = 0; p < n_p; p++) w[p] = from[p];
     for (lane = 0; lane < 4; lane++, x += steps) {
-        KVC__(tile_lane)(w, x, x_stride, steps, acc, type, n_p, n_r);
+        KVC__(tile_lane)(w, x, x_stride, steps, &ask, acc, type, n_p, n_r);
         for (p = 0; p < n_p; p++) w[p] += 16 * steps * size;
+        for (p = 0; p < 2; p++) ask.at[p] += ask.step * steps;
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
             KVC__FLAT
@@ -8955,15 +8974,22 @@ KVC__FORCE void KVC__(tile_floats)(const kvc__mm *a, uint32_t set, uint32_t apar
 {
     const size_t size = type == KVC__F32 ? 4 : 2;
     const uint32_t steps = kvc__lane_steps(a->k), last = (a->n_out - 1) / 16;
+    const size_t quarter_size = (size_t)64 * steps * size;
     const unsigned char *w[KVC__MOST_PIECES];
+    KVC__(asking) ask;
     uint32_t p;
     for (p = 0; p < n_p; p++) {
         uint32_t group = set + p * KVC__NATIVE / 16 * apart;
-        w[p] = a->w + (group < last ? group : last) * a->w_stride +
-            ((size_t)quarter * 64 * steps + p * KVC__NATIVE % 16) * size;
+        w[p] = a->w + (group < last ? group : last) * a->w_stride + quarter * quarter_size +
+            p * KVC__NATIVE % 16 * size;
     }
+    for (p = 0; p < 2; p++) {
+        ask.at[p] = (uintptr_t)(quarter < 3 ? a->w : a->next) + (set + p) * a->w_stride +
+            (quarter + 1) % 4 * quarter_size + row * quarter_size / a->n_rows;
+    }
+    ask.step = 16 * size * n_r / a->n_rows;
     KVC__(tile_quarter)(w, a->x + row * a->x_stride + (size_t)quarter * 4 * steps, a->x_stride,
-        steps, sums, a->sums + 4 * KVC__BLOCK_FLOATS, type, n_p, n_r);
+        steps, ask, sums, a->sums + 4 * KVC__BLOCK_FLOATS, type, n_p, n_r);
 }
 
 /* Adds the quarters, which lie `next` floats apart, as the tree does. */

@@ -176,6 +176,7 @@ static float *run_product(product *p, const kvc__kernels *k, int packed) {
     if (packed) {
         a.w = p->packed;
         a.w_stride = kvc__group_size(p->tensor.type, a.k);
+        a.next = a.w + p->mm.y_stride / 16 * a.w_stride;
         if (p->lanes != NULL) {
             a.x = p->lanes;
             a.x_stride = kvc__lanes_stride(a.k);
