@@ -7754,6 +7754,7 @@ KVC__FORCE __m256 KVC__(fold)(KVC__(vec) a, int use_max)
     __m256 lo = _mm512_castps512_ps256(a.v), hi = _mm512_extractf32x8_ps(a.v, 1);
     return use_max ? _mm256_max_ps(lo, hi) : _mm256_add_ps(lo, hi);
 }
+/* whole numbers from -128 to 127 */
 KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 {
     _mm_storeu_si128((__m128i *)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a.v)));
@@ -7982,11 +7983,10 @@ KVC__FORCE KVC__(vec) KVC__(if_less)(KVC__(vec) a, KVC__(vec) b, KVC__(vec) x, K
 KVC__FORCE KVC__(vec) KVC__(exp2_magic)(KVC__(vec) t)
     KVC__EACH(kvc__bits_f32((kvc__f32_bits(t.v[i]) << 23) + 0x3f800000u))
 #undef KVC__EACH
-/* Rounds to the nearest, ties to even, like the vector conversions. */
 KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 {
     int i;
-    for (i = 0; i < 16; i++) p[i] = (int8_t)(int)((a.v[i] + 12582912.0f) - 12582912.0f);
+    for (i = 0; i < 16; i++) p[i] = (int8_t)(int)a.v[i];
 }
 #endif
 
@@ -8189,14 +8189,6 @@ KVC__FORCE uint32_t KVC__(magnitude32)(const float *p)
     t = _mm_max_epi32(t, _mm_shuffle_epi32(t, 0x4e));
     return (uint32_t)_mm_cvtsi128_si32(_mm_max_epi32(t, _mm_shuffle_epi32(t, 0xb1)));
 }
-/* the sum of 32 signed bytes */
-KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
-{
-    __m256i t = KVC__(dot_us)(_mm256_set1_epi8(1), KVC__(load_bytes)(p));
-    __m128i u = _mm_add_epi32(_mm256_castsi256_si128(t), _mm256_extracti128_si256(t, 1));
-    u = _mm_add_epi32(u, _mm_shuffle_epi32(u, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(u, _mm_shuffle_epi32(u, 0xb1)));
-}
 /* both signed; b has no -128 */
 KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
 {
@@ -8253,10 +8245,6 @@ KVC__FORCE uint32_t KVC__(magnitude32)(const float *p)
     for (i = 0; i < 32; i += 4)
         most = vmaxq_u32(most, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(p + i)), mask));
     return vmaxvq_u32(most);
-}
-KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
-{
-    return vaddlvq_s8(vld1q_s8(p)) + vaddlvq_s8(vld1q_s8(p + 16));
 }
 KVC__FORCE int32x4_t KVC__(dot16)(int8x16_t x, int8x16_t y)
 {
@@ -8324,13 +8312,6 @@ KVC__FORCE uint32_t KVC__(magnitude32)(const float *p)
         if (bits > most) most = bits;
     }
     return most;
-}
-KVC__FORCE int32_t KVC__(sum_bytes)(const int8_t *p)
-{
-    int32_t sum = 0;
-    int i;
-    for (i = 0; i < 32; i++) sum += p[i];
-    return sum;
 }
 KVC__FORCE KVC__(ints) KVC__(dot_ss)(KVC__(bytes) a, KVC__(bytes) b)
 {
@@ -8785,6 +8766,13 @@ static void KVC__(accumulate)(float *y, const float *x, uint32_t n)
     for (; i < n; i++) y[i] += x[i];
 }
 
+/* The nearest whole number, ties to even, of magnitudes below 2^22. */
+KVC__FORCE KVC__(vec) KVC__(nearest)(KVC__(vec) a)
+{
+    const KVC__(vec) magic = KVC__(set1)(12582912.0f);
+    return KVC__(sub)(KVC__(add)(a, magic), magic);
+}
+
 /* Puts elements [from, from + n) of a row of k into its lanes, from a multiple of 16 on; what is
    left of the last 16 becomes zero. x: the first of them. Four elements of four lanes at a time: of
    the lanes 4 j to 4 j + 3 each quarter has one. */
@@ -8820,7 +8808,7 @@ static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint3
         int32_t *sum = (int32_t *)(void *)(q8 + 36 * height) + slot;
         uint32_t most = KVC__(magnitude32)(x);
         float amax = kvc__bits_f32(most);
-        KVC__(vec) scale;
+        KVC__(vec) scale, lo, hi;
         if (most >= 0x7f800000u || amax < 1e-30f) {
             memset(q, 0, 32);
             *d = amax < 1e-30f ? 0.0f : kvc__bits_f32(0x7fc00000u);
@@ -8829,9 +8817,11 @@ static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint3
         }
         *d = amax / 127.0f;
         scale = KVC__(set1)(127.0f / amax);
-        KVC__(store_i8)(q, KVC__(mul)(KVC__(load)(x), scale));
-        KVC__(store_i8)(q + 16, KVC__(mul)(KVC__(load)(x + 16), scale));
-        *sum = KVC__(sum_bytes)(q);
+        lo = KVC__(nearest)(KVC__(mul)(KVC__(load)(x), scale));
+        hi = KVC__(nearest)(KVC__(mul)(KVC__(load)(x + 16), scale));
+        KVC__(store_i8)(q, lo);
+        KVC__(store_i8)(q + 16, hi);
+        *sum = (int32_t)KVC__(sum)(KVC__(add)(lo, hi));
     }
 }
 

@@ -74,10 +74,11 @@ static double now(void)
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-/* Until the threads of the other side, which spin when their work is done, have fallen asleep. */
+/* Until the threads of the other side have fallen asleep: OpenBLAS's spin for long when their work
+   is done. */
 static void rest(void)
 {
-    struct timespec t = {0, 100 * 1000 * 1000};
+    struct timespec t = {0, 500 * 1000 * 1000};
     nanosleep(&t, NULL);
 }
 
