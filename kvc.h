@@ -1306,11 +1306,12 @@ static float kvc__f16_to_f32(uint16_t h)
     return kvc__bits_f32(sign | kvc__f32_bits((float)man * 5.9604644775390625e-8f));
 }
 
-/* Round to nearest, ties to even; overflow gives infinity, NaN stays NaN. */
+/* Round to nearest, ties to even; overflow gives infinity, NaN stays NaN and keeps what of its
+   payload fits, as the processors have it. */
 static uint16_t kvc__f32_to_f16(float x)
 {
     uint32_t u = kvc__f32_bits(x), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu, shift, m;
-    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u);
+    if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (a >> 13 & 0x3ffu));
     if (a >= 0x47800000u) return (uint16_t)(sign | 0x7c00u);
     if (a >= 0x38800000u) {                     /* normal: 2^-14 and more */
         m = a - 0x38000000u;
@@ -1928,6 +1929,9 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a, uint32_t number)
     X(void, quantize, (const float *x, uint32_t n, unsigned char *q8, uint32_t slot, \
         uint32_t height)) \
     X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
+    X(void, rope, (float *x, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dim, \
+        uint32_t apart, const float *turn, float scale)) \
+    X(void, to_f16, (uint16_t *y, const float *x, uint32_t n)) \
     X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
     X(void, accumulate, (float *y, const float *x, uint32_t n)) \
     X(void, attention, (const kvc__attn *a)) \
@@ -5669,29 +5673,46 @@ static void kvc__seq_close(kvc_seq *s)
     kvc__lock_leave(&s->cache->lock);
 }
 
+/* A key goes to its lane of a tile, element after element 16 places apart. */
+static void kvc__key_store(const kvc__kernels *kernels, const kvc__page_shape *sh,
+    unsigned char *dst, const float *k, uint32_t n)
+{
+    uint16_t half[64];
+    uint32_t i, j, part;
+    if (sh->k_size == 4) {
+        for (i = 0; i < n; i++) ((float *)(void *)dst)[16 * i] = k[i];
+        return;
+    }
+    for (i = 0; i < n; i += part) {
+        part = n - i < 64 ? n - i : 64;
+        kernels->to_f16(half, k + i, part);
+        for (j = 0; j < part; j++) ((uint16_t *)(void *)dst)[16 * (i + j)] = half[j];
+    }
+}
+
+/* A value goes to its row; what fills the row up is zero. */
+static void kvc__value_store(const kvc__kernels *kernels, const kvc__page_shape *sh,
+    unsigned char *dst, const float *v, uint32_t n)
+{
+    if (sh->v_size == 2) kernels->to_f16((uint16_t *)(void *)dst, v, n);
+    else memcpy(dst, v, n * sizeof *v);
+    memset(dst + n * sh->v_size, 0, (sh->v_stride - n) * sh->v_size);
+}
+
 /* Stores one position's keys and values of one layer. k: [n_kv_heads, head_dim], v: [n_kv_heads,
    head_dim_v]. The page is the sequence's own. */
-static void kvc__kv_store(const kvc_seq *s, uint32_t layer, uint32_t pos, const float *k,
-    const float *v)
+static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_t layer,
+    uint32_t pos, const float *k, const float *v)
 {
     const kvc__page_shape *sh = &s->cache->shape;
     const kvc_model *m = s->cache->desc.model;
-    uint32_t at = pos & (sh->page_size - 1), page = *kvc__ring_at(s, pos >> sh->page_shift), h, i;
+    uint32_t at = pos & (sh->page_size - 1), page = *kvc__ring_at(s, pos >> sh->page_shift), h;
     for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
         uint32_t plane = layer * m->n_kv_heads + h;
-        unsigned char *kp = kvc__k_piece(s->cache, plane, page) +
-            ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * sh->k_size;
-        unsigned char *vp = kvc__v_piece(s->cache, plane, page) +
-            (size_t)at * sh->v_stride * sh->v_size;
-        for (i = 0; i < m->head_dim; i++, kp += 16 * sh->k_size) {
-            if (sh->k_size == 2) *(uint16_t *)(void *)kp = kvc__f32_to_f16(k[i]);
-            else *(float *)(void *)kp = k[i];
-        }
-        for (i = 0; i < sh->v_stride; i++, vp += sh->v_size) {
-            float x = i < m->head_dim_v ? v[i] : 0.0f;
-            if (sh->v_size == 2) *(uint16_t *)(void *)vp = kvc__f32_to_f16(x);
-            else *(float *)(void *)vp = x;
-        }
+        kvc__key_store(kernels, sh, kvc__k_piece(s->cache, plane, page) +
+            ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * sh->k_size, k, m->head_dim);
+        kvc__value_store(kernels, sh, kvc__v_piece(s->cache, plane, page) +
+            (size_t)at * sh->v_stride * sh->v_size, v, m->head_dim_v);
     }
 }
 
@@ -5722,7 +5743,7 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
    thread.
    ---------------------------------------------------------------------------------------------- */
 typedef enum kvc__op_kind {
-    KVC__OP_EMBED,      /* x = embedding of the row's token; angles of its position */
+    KVC__OP_EMBED,      /* x = embedding of the row's token; turns of its position */
     KVC__OP_NORM,       /* norm = rms_norm(x) * w, also in the forms that matrices read */
     KVC__OP_MATRIX,     /* up to 3 products of one input; added to x, written to dst, or gated */
     KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
@@ -5788,7 +5809,7 @@ typedef struct kvc__scratch {
     float *q, *k, *v;               /* [n_batch, heads * head_dim] of each */
     float *att;                     /* [n_batch, n_heads * head_dim_v] */
     float *gate, *up;               /* [n_batch, n_ff] */
-    float *angles;                  /* [n_batch, rope_dim]: cos and sin of each pair */
+    float *turns;                   /* [n_batch, 2, rope_dim]: see the kernel rope */
     kvc__forms narrow, wide;        /* [n_batch] rows: of norm and att; of gate */
     float *logits;                  /* [n_vocab] */
     float *blocks;                  /* [n_threads, 2, KVC__BLOCK_FLOATS] */
@@ -6067,19 +6088,28 @@ static void kvc__form_part(const kvc__plan *p, const kvc__op *op, const float *x
         p->kernels->to_lanes(op->make.lanes + row * kvc__lanes_stride(width), x, width, from, n);
 }
 
+/* Elements between the two of a pair. */
+static uint32_t kvc__rope_apart(const kvc_model *m)
+{
+    return m->arch->rope == KVC__ROPE_NEXT ? 1 : m->rope_dim / 2;
+}
+
 static void kvc__embed_row(const kvc__plan *p, uint32_t row)
 {
     const kvc_model *m = p->model;
     const kvc__row *r = &p->rows[row];
-    float *angles = p->s.angles + (size_t)row * m->rope_dim;
-    uint32_t i;
+    float *own = p->s.turns + (size_t)row * 2 * m->rope_dim, *other = own + m->rope_dim;
+    uint32_t apart = kvc__rope_apart(m), i;
     kvc__decode_row(p->s.x + (size_t)row * m->n_embd,
         m->embd.data + (size_t)(uint32_t)r->token * m->embd.row_size, m->embd.type, m->n_embd);
     for (i = 0; i < m->rope_dim / 2; i++) {
         double s, c;
+        uint32_t a;
         kvc__sincos((double)r->pos * m->rope_freq[i], &s, &c);
-        angles[2 * i] = (float)c * m->rope_scale;
-        angles[2 * i + 1] = (float)s * m->rope_scale;
+        a = apart == 1 ? 2 * i : i;
+        own[a] = own[a + apart] = (float)c * m->rope_scale;
+        other[a + apart] = (float)s * m->rope_scale;
+        other[a] = -other[a + apart];
     }
 }
 
@@ -6091,35 +6121,19 @@ static void kvc__norm_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
     kvc__form_part(p, op, y, n, row, 0, n);
 }
 
-/* Turns the pairs of n heads by the row's angles; dimensions past rope_dim stay. */
-static void kvc__rope_heads(const kvc_model *m, float *x, uint32_t n, const float *angles)
-{
-    uint32_t half = m->rope_dim / 2, h, i;
-    uint32_t step = m->arch->rope == KVC__ROPE_NEXT ? 2 : 1, apart = step == 2 ? 1 : half;
-    for (h = 0; h < n; h++, x += m->head_dim) {
-        for (i = 0; i < half; i++) {
-            float *a = x + i * step, *b = a + apart, c = angles[2 * i], s = angles[2 * i + 1];
-            float t = *a * c - *b * s;
-            *b = *a * s + *b * c;
-            *a = t;
-        }
-    }
-}
-
 /* Queries also get the scale 1 / sqrt(head_dim) of the scores (Vaswani et al. 2017). */
 static void kvc__rope_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
 {
     const kvc_model *m = p->model;
     const kvc__row *r = &p->rows[row];
-    const float *angles = p->s.angles + (size_t)row * m->rope_dim;
+    const float *turn = p->s.turns + (size_t)row * 2 * m->rope_dim;
     float *q = p->s.q + (size_t)row * m->n_heads * m->head_dim;
     float *k = p->s.k + (size_t)row * m->n_kv_heads * m->head_dim;
-    float scale = 1.0f / sqrtf((float)m->head_dim);
-    uint32_t i;
-    kvc__rope_heads(m, q, m->n_heads, angles);
-    kvc__rope_heads(m, k, m->n_kv_heads, angles);
-    for (i = 0; i < m->n_heads * m->head_dim; i++) q[i] *= scale;
-    kvc__kv_store(r->seq, op->layer, r->pos, k,
+    uint32_t apart = kvc__rope_apart(m);
+    p->kernels->rope(q, m->n_heads, m->head_dim, m->rope_dim, apart, turn,
+        1.0f / sqrtf((float)m->head_dim));
+    p->kernels->rope(k, m->n_kv_heads, m->head_dim, m->rope_dim, apart, turn, 1.0f);
+    kvc__kv_store(p->kernels, r->seq, op->layer, r->pos, k,
         p->s.v + (size_t)row * m->n_kv_heads * m->head_dim_v);
 }
 
@@ -6691,7 +6705,7 @@ static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
     s->att = kvc__take_rows(arena, n, att);
     s->gate = kvc__take_rows(arena, n, m->n_ff);
     s->up = kvc__take_rows(arena, n, m->n_ff);
-    s->angles = kvc__take_rows(arena, n, m->rope_dim);
+    s->turns = kvc__take_rows(arena, n, (uint64_t)2 * m->rope_dim);
     kvc__take_forms(arena, d, narrow, &s->narrow);
     kvc__take_forms(arena, d, m->n_ff, &s->wide);
     s->pack_size = m->in_place_group * (KVC__BLOCK_OUTS / 16);
@@ -7725,6 +7739,15 @@ KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
     return r;
 }
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { _mm512_storeu_ps(p, a.v); }
+KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) a)
+{
+    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+}
+KVC__FORCE KVC__(vec) KVC__(swap_pairs)(KVC__(vec) a)
+{
+    a.v = _mm512_permute_ps(a.v, 0xb1);
+    return a;
+}
 #define KVC__OP(name, expr) \
     KVC__FORCE KVC__(vec) KVC__(name)(KVC__(vec) a, KVC__(vec) b) { a.v = expr; return a; }
 KVC__OP(add, _mm512_add_ps(a.v, b.v))
@@ -7798,6 +7821,18 @@ KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
 {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
+}
+KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) x)
+{
+    __m128i *to = (__m128i *)(void *)p;
+    _mm_storeu_si128(to, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128(to + 1, _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+KVC__FORCE KVC__(vec) KVC__(swap_pairs)(KVC__(vec) x)
+{
+    x.a = _mm256_permute_ps(x.a, 0xb1);
+    x.b = _mm256_permute_ps(x.b, 0xb1);
+    return x;
 }
 #define KVC__OP(name, op) \
     KVC__FORCE KVC__(vec) KVC__(name)(KVC__(vec) x, KVC__(vec) y) \
@@ -7894,6 +7929,21 @@ KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
     vst1q_f32(p + 8, x.c);
     vst1q_f32(p + 12, x.d);
 }
+KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) x)
+{
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x.a)));
+    vst1_u16(p + 4, vreinterpret_u16_f16(vcvt_f16_f32(x.b)));
+    vst1_u16(p + 8, vreinterpret_u16_f16(vcvt_f16_f32(x.c)));
+    vst1_u16(p + 12, vreinterpret_u16_f16(vcvt_f16_f32(x.d)));
+}
+KVC__FORCE KVC__(vec) KVC__(swap_pairs)(KVC__(vec) x)
+{
+    x.a = vrev64q_f32(x.a);
+    x.b = vrev64q_f32(x.b);
+    x.c = vrev64q_f32(x.c);
+    x.d = vrev64q_f32(x.d);
+    return x;
+}
 /* a > b ? a : b, also for NaN, as the x86 instruction has it */
 KVC__FORCE float32x4_t KVC__(max4)(float32x4_t a, float32x4_t b)
 {
@@ -7970,6 +8020,11 @@ KVC__FORCE KVC__(vec) KVC__(load_f16)(const void *p)
 KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
     KVC__EACH(kvc__bf16_to_f32(kvc__rd16((const unsigned char *)p + 2 * i)))
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { memcpy(p, a.v, sizeof a.v); }
+KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) a)
+{
+    int i;
+    for (i = 0; i < 16; i++) p[i] = kvc__f32_to_f16(a.v[i]);
+}
 KVC__FORCE KVC__(vec) KVC__(add)(KVC__(vec) a, KVC__(vec) b) KVC__EACH(a.v[i] + b.v[i])
 KVC__FORCE KVC__(vec) KVC__(sub)(KVC__(vec) a, KVC__(vec) b) KVC__EACH(a.v[i] - b.v[i])
 KVC__FORCE KVC__(vec) KVC__(mul)(KVC__(vec) a, KVC__(vec) b) KVC__EACH(a.v[i] * b.v[i])
@@ -7980,6 +8035,7 @@ KVC__FORCE KVC__(vec) KVC__(fma)(KVC__(vec) a, KVC__(vec) b, KVC__(vec) c)
     KVC__EACH(kvc__fmaf(a.v[i], b.v[i], c.v[i]))
 KVC__FORCE KVC__(vec) KVC__(if_less)(KVC__(vec) a, KVC__(vec) b, KVC__(vec) x, KVC__(vec) y)
     KVC__EACH(a.v[i] < b.v[i] ? x.v[i] : y.v[i])
+KVC__FORCE KVC__(vec) KVC__(swap_pairs)(KVC__(vec) a) KVC__EACH(a.v[i ^ 1])
 KVC__FORCE KVC__(vec) KVC__(exp2_magic)(KVC__(vec) t)
     KVC__EACH(kvc__bits_f32((kvc__f32_bits(t.v[i]) << 23) + 0x3f800000u))
 #undef KVC__EACH
@@ -8100,7 +8156,7 @@ KVC__FORCE void KVC__(turn4)(float *to, size_t to_stride, const float *from, siz
     float32x4x2_t ab = vtrnq_f32(vld1q_f32(from), vld1q_f32(from + from_stride));
     float32x4x2_t cd = vtrnq_f32(vld1q_f32(from + 2 * from_stride),
         vld1q_f32(from + 3 * from_stride));
-    int i;
+    size_t i;
     for (i = 0; i < 2; i++) {
         vst1q_f32(to + i * to_stride,
             vcombine_f32(vget_low_f32(ab.val[i]), vget_low_f32(cd.val[i])));
@@ -8121,6 +8177,7 @@ KVC__FORCE void KVC__(turn4)(float *to, size_t to_stride, const float *from, siz
 KVC__FORCE KVC__(vec) KVC__(load_n)(const float *p, uint32_t n)
 {
     float t[16];
+    if (n == 16) return KVC__(load)(p);
     memset(t, 0, sizeof t);
     memcpy(t, p, n * sizeof(float));
     return KVC__(load)(t);
@@ -8128,6 +8185,10 @@ KVC__FORCE KVC__(vec) KVC__(load_n)(const float *p, uint32_t n)
 KVC__FORCE void KVC__(store_n)(float *p, KVC__(vec) a, uint32_t n)
 {
     float t[16];
+    if (n == 16) {
+        KVC__(store)(p, a);
+        return;
+    }
     KVC__(store)(t, a);
     memcpy(p, t, n * sizeof(float));
 }
@@ -8755,6 +8816,40 @@ static void KVC__(silu_mul)(float *gate, const float *up, uint32_t n)
     if (i < n)
         KVC__(store_n)(gate + i,
             KVC__(silu_mul16)(KVC__(load_n)(gate + i, n - i), KVC__(load_n)(up + i, n - i)), n - i);
+}
+
+/* (x[i] * own[i] + x[partner of i] * other[i]) * scale, where pairs are `apart` elements apart, 1
+   or rope_dim / 2: the turn of a pair by its angle (Su et al., "RoFormer", 2021), with the cosine
+   in own and the sine, negative for the first of a pair, in other. Dimensions past rope_dim get the
+   scale only. turn: own, then other, [rope_dim] each. */
+static void KVC__(rope)(float *x, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dim,
+    uint32_t apart, const float *turn, float scale)
+{
+    const KVC__(vec) by = KVC__(set1)(scale);
+    const float *other = turn + rope_dim;
+    const uint32_t end = apart == 1 ? rope_dim : apart;
+    uint32_t h, i, j, n;
+    for (h = 0; h < n_heads; h++, x += head_dim) {
+        for (i = 0; i < end; i += n) {
+            KVC__(vec) a, b;
+            n = end - i < 16 ? end - i : 16;
+            a = KVC__(load_n)(x + i, n);
+            b = apart == 1 ? KVC__(swap_pairs)(a) : KVC__(load_n)(x + apart + i, n);
+            for (j = i; j < rope_dim; j += end) {   /* the first of the pairs, then the second */
+                KVC__(vec) y = KVC__(mul)(j == i ? a : b, KVC__(load_n)(turn + j, n));
+                y = KVC__(add)(y, KVC__(mul)(j == i ? b : a, KVC__(load_n)(other + j, n)));
+                KVC__(store_n)(x + j, KVC__(mul)(y, by), n);
+            }
+        }
+        for (i = rope_dim; i < head_dim; i++) x[i] *= scale;
+    }
+}
+
+static void KVC__(to_f16)(uint16_t *y, const float *x, uint32_t n)
+{
+    uint32_t i;
+    for (i = 0; i + 16 <= n; i += 16) KVC__(store_f16)(y + i, KVC__(load)(x + i));
+    for (; i < n; i++) y[i] = kvc__f32_to_f16(x[i]);
 }
 
 /* y += x */

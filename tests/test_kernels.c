@@ -269,6 +269,65 @@ static void test_to_lanes(void **state) {
     }
 }
 
+/* Any bits, NaN and numbers too small for a normal half among them: as the scalar conversion. */
+static void test_to_f16(void **state) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), t, i;
+    uint64_t random = 5;
+    (void)state;
+    for (t = 0; t < n_tables; t++) {
+        uint32_t round, n;
+        for (round = 0; round < 2000; round++) {
+            float x[40];
+            uint16_t y[41];
+            n = round % 41;
+            for (i = 0; i < n; i++) {
+                uint64_t bits = model_random(&random);
+                uint32_t u = (uint32_t)(bits >> 32);
+                if (bits & 1)
+                    u = (u & 0x87ffffffu) | (0x30000000u + ((uint32_t)bits & 0x18000000u));
+                memcpy(&x[i], &u, 4);
+            }
+            memset(y, 0x55, sizeof y);
+            k[t]->to_f16(y, x, n);
+            for (i = 0; i < n; i++) assert_int_equal(y[i], kvc__f32_to_f16(x[i]));
+            assert_int_equal(y[n], 0x5555);
+        }
+    }
+}
+
+/* Both ways of pairing, whole and broken vectors, dimensions that are not turned. */
+static void test_rope(void **state) {
+    static const uint32_t dims[] = {2, 6, 16, 20, 32, 40, 64, 80, 128};
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), t, d;
+    uint64_t random = 9;
+    (void)state;
+    for (d = 0; d < COUNT(dims); d++) {
+        uint32_t mode, i, h, rope_dim = dims[d], head_dim = rope_dim + pick(5, &random);
+        for (mode = 0; mode < 2; mode++) {
+            uint32_t apart = mode ? rope_dim / 2 : 1;
+            float x[3 * 140], turn[2 * 128], want[3 * 140], got[3 * 140];
+            fill(x, 3 * head_dim, 2.0f, &random);
+            fill(turn, 2 * rope_dim, 1.0f, &random);
+            for (h = 0; h < 3; h++) {
+                for (i = 0; i < head_dim; i++) {
+                    const float *at = x + h * head_dim;
+                    uint32_t partner = apart == 1 ? i ^ 1 : i < apart ? i + apart : i - apart;
+                    float own = i < rope_dim ? at[i] * turn[i] : at[i];
+                    float other = i < rope_dim ? at[partner] * turn[rope_dim + i] : 0.0f;
+                    want[h * head_dim + i] = (own + other) * 0.375f;
+                }
+            }
+            for (t = 0; t < n_tables; t++) {
+                memcpy(got, x, sizeof got);
+                k[t]->rope(got, 3, head_dim, rope_dim, apart, turn, 0.375f);
+                check_bits(got, want, 3 * head_dim, k[t]->name, "rope", rope_dim);
+            }
+        }
+    }
+}
+
 /* ---- attention ---- */
 
 /* Rows of one sequence with the query heads of one key head, over pages in any order. What no row
@@ -757,6 +816,8 @@ int main(void) {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_large_products),
         cmocka_unit_test(test_to_lanes),
+        cmocka_unit_test(test_to_f16),
+        cmocka_unit_test(test_rope),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_silu_mul),
