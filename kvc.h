@@ -9156,7 +9156,7 @@ KVC__FORCE void KVC__(mm_lanes)(const kvc__mm *a, const int type)
 {
     const uint32_t groups = (a->n_out + 15) / 16, wide = 64 / KVC__NATIVE;
     const uint32_t step = KVC__OUT_PIECES * KVC__NATIVE / 16;
-    uint32_t apart = (groups + 3) / 4, set, quarter;
+    uint32_t apart = (groups + 3) / 4, stretch = step, set, quarter;
     if (a->n_rows == 1) {
         for (set = 0; set < apart; set++) {
             for (quarter = 0; quarter < 4; quarter++)
@@ -9164,12 +9164,11 @@ KVC__FORCE void KVC__(mm_lanes)(const kvc__mm *a, const int type)
                     wide, 1);
             KVC__(tile_finish)(a, set, apart, 0, 1, a->sums, 64, wide);
         }
-    } else if (a->n_rows <= KVC__ROW_TILE) {
-        for (set = 0; set < groups; set += step)
-            KVC__(mm_lanes_rows)(a, set, set + step, step, type);
-    } else {
-        KVC__(mm_lanes_rows)(a, 0, groups, step, type);
+        return;
     }
+    if (a->n_rows > KVC__ROW_TILE) stretch = groups;
+    for (set = 0; set < groups; set += stretch)
+        KVC__(mm_lanes_rows)(a, set, set + stretch, step, type);
 }
 
 /* ---- matrix products: weights in blocks, as they lie in the file ---- */
