@@ -7741,7 +7741,9 @@ KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { _mm512_storeu_ps(p, a.v); }
 KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) a)
 {
-    _mm256_storeu_si256((__m256i *)(void *)p, _mm512_cvtps_ph(a.v, _MM_FROUND_TO_NEAREST_INT));
+    /* with a mask: GCC's unmasked form is a macro that warns of its own constant */
+    _mm256_storeu_si256((__m256i *)(void *)p,
+        _mm512_maskz_cvtps_ph((__mmask16)0xffff, a.v, _MM_FROUND_TO_NEAREST_INT));
 }
 KVC__FORCE KVC__(vec) KVC__(swap_pairs)(KVC__(vec) a)
 {
