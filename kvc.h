@@ -1296,6 +1296,11 @@ static uint64_t kvc__hash_bytes(const void *p, size_t n, uint64_t seed)
     return kvc__mix64(h ^ tail);
 }
 
+static uint32_t kvc__div_up(uint32_t a, uint32_t b)
+{
+    return a / b + (a % b != 0);
+}
+
 /* ---- float formats ---- */
 static float kvc__f16_to_f32(uint16_t h)
 {
@@ -1673,7 +1678,7 @@ static const uint8_t kvc__lane_order[16] = {
 /* Elements of each lane. */
 static uint32_t kvc__lane_steps(uint32_t k)
 {
-    return k / 16 + (k % 16 != 0);
+    return kvc__div_up(k, 16);
 }
 
 /* Bytes of a packed group of 16 outputs; the rows' size is known to fit. */
@@ -5207,7 +5212,7 @@ static kvc__matrix *kvc__model_matrix(kvc_model *m, uint32_t i)
 
 static uint32_t kvc__matrix_groups(const kvc__matrix *w)
 {
-    return w->n_out / 16 + (w->n_out % 16 != 0);
+    return kvc__div_up(w->n_out, 16);
 }
 
 typedef struct kvc__packing {
@@ -5944,11 +5949,6 @@ static void kvc__plan_build(kvc__plan *p)
 
 /* ---- cutting into tiles ---- */
 
-static uint32_t kvc__div_up(uint32_t a, uint32_t b)
-{
-    return a / b + (a % b != 0);
-}
-
 /* Outputs in a block, in multiples of 32 where blocks of 32 are quantized. Few rows: long blocks,
    since each begins with a wait for memory, but two for each thread, so that one that is held up
    can be helped. */
@@ -6284,7 +6284,7 @@ static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc_
     kvc__block_weights(p, b, m, worker, &a, &packed);
     a.next = a.w;
     if (b->row + b->n_rows == op->n_rows)
-        a.next = (const unsigned char *)((uintptr_t)a.w + (b->n_out + 15) / 16 * a.w_stride);
+        a.next = (const unsigned char *)((uintptr_t)a.w + kvc__div_up(b->n_out, 16) * a.w_stride);
     a.k = m->n_in;
     if (kvc__is_quantized(m)) {
         a.x8_height = kvc__q8_height(op->n_rows);
@@ -6622,10 +6622,11 @@ static void kvc__walk(void *arg, uint32_t worker)
 /* Computes the rows in the plan. */
 static void kvc__step_run(kvc_ctx *ctx, float *logits)
 {
+    uint32_t first;
     kvc__plan_prepare(&ctx->plan, logits);
-    kvc__atomic_store(&ctx->cursor.op, 0);
-    kvc__cursor_open(&ctx->cursor, kvc__plan_next(&ctx->plan, 0));
-    kvc__cursor_show(&ctx->cursor, kvc__plan_next(&ctx->plan, 0));
+    first = kvc__plan_next(&ctx->plan, 0);
+    kvc__cursor_open(&ctx->cursor, first);
+    kvc__atomic_store(&ctx->cursor.op, first);      /* back from the end; nobody waits yet */
     kvc__crew_run(&ctx->crew, kvc__walk, ctx);
     ctx->n_rows += ctx->plan.n_rows;
     ctx->n_logit_rows += ctx->plan.n_wanted;
@@ -8935,9 +8936,9 @@ KVC__FORCE void KVC__(streams)(const kvc__mm *a, uint32_t i, uint32_t out[4],
     }
 }
 
-/* ---- matrix products: float weights, as they lie in the file ---- */
+/* ---- matrix products: weights as they lie in the file ---- */
 
-/* 4 outputs of one row. */
+/* 4 outputs of one row, float weights. */
 KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], const float *x, uint32_t k,
     float y[4], const int type)
 {
@@ -8964,7 +8965,41 @@ KVC__FORCE void KVC__(row_float)(const unsigned char *const w[4], const float *x
     KVC__(sum4)(y, lanes);
 }
 
-KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
+/* Where a row's bytes of its first 32 elements lie; its scale and sum follow the group's bytes. */
+KVC__FORCE const unsigned char *KVC__(row_q8)(const kvc__mm *a, uint32_t row, uint32_t *slot)
+{
+    *slot = row % a->x8_height;
+    return a->x8 + kvc__q8_offset(row, a->x8_height, a->k, 0);
+}
+
+/* 4 outputs of one row, weights in blocks. */
+KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
+    float y[4], const int type)
+{
+    const size_t block_size = type == KVC__Q8_0 ? 34 : 18;
+    const uint32_t height = a->x8_height;
+    KVC__(quad) acc = KVC__(quad_zero)();
+    uint32_t b, o, slot;
+    const unsigned char *x = KVC__(row_q8)(a, row, &slot);
+    for (b = 0; b < a->k / 32; b++, x += height * KVC__Q8_BYTES) {
+        const unsigned char *p[4];
+        KVC__(bytes) xv = KVC__(load_bytes)(x + 32 * slot);
+        float xd = kvc__rdf32(x + 32 * height + 4 * slot);
+        int32_t less = type == KVC__Q8_0 ? 0 : 8 * (int32_t)kvc__rd32(x + 36 * height + 4 * slot);
+        KVC__(ints) s[4];
+        KVC__FLAT
+        for (o = 0; o < 4; o++) {
+            p[o] = w[o] + b * block_size;
+            s[o] = type == KVC__Q8_0 ? KVC__(dot_ss)(KVC__(load_bytes)(p[o] + 2), xv)
+                : KVC__(dot_us)(KVC__(load_nibbles)(p[o] + 2), xv);
+        }
+        acc = KVC__(quad_fma)(KVC__(totals)(s, less),
+            KVC__(quad_scale)(KVC__(scales)(p), xd), acc);
+    }
+    KVC__(quad_store)(y, acc);
+}
+
+KVC__FORCE void KVC__(mm_in_place)(const kvc__mm *a, const int type)
 {
     const unsigned char *w[4];
     uint32_t row, i, o, out[4];
@@ -8972,7 +9007,8 @@ KVC__FORCE void KVC__(mm_float)(const kvc__mm *a, const int type)
     for (i = 0; i < (a->n_out + 3) / 4; i++) {
         KVC__(streams)(a, i, out, w);
         for (row = 0; row < a->n_rows; row++) {
-            KVC__(row_float)(w, a->x + row * a->x_stride, a->k, y, type);
+            if (type == KVC__Q8_0 || type == KVC__Q4_0) KVC__(row_blocks)(w, a, row, y, type);
+            else KVC__(row_float)(w, a->x + row * a->x_stride, a->k, y, type);
             for (o = 0; o < 4; o++) a->y[row * a->y_stride + out[o]] = y[o];
         }
     }
@@ -9173,56 +9209,6 @@ KVC__FORCE void KVC__(mm_lanes)(const kvc__mm *a, const int type)
         KVC__(mm_lanes_rows)(a, set, set + stretch, step, type);
 }
 
-/* ---- matrix products: weights in blocks, as they lie in the file ---- */
-
-/* Where a row's bytes of its first 32 elements lie; its scale and sum follow the group's bytes. */
-KVC__FORCE const unsigned char *KVC__(row_q8)(const kvc__mm *a, uint32_t row, uint32_t *slot)
-{
-    *slot = row % a->x8_height;
-    return a->x8 + kvc__q8_offset(row, a->x8_height, a->k, 0);
-}
-
-/* 4 outputs of one row. */
-KVC__FORCE void KVC__(row_blocks)(const unsigned char *const w[4], const kvc__mm *a, uint32_t row,
-    float y[4], const int type)
-{
-    const size_t block_size = type == KVC__Q8_0 ? 34 : 18;
-    const uint32_t height = a->x8_height;
-    KVC__(quad) acc = KVC__(quad_zero)();
-    uint32_t b, o, slot;
-    const unsigned char *x = KVC__(row_q8)(a, row, &slot);
-    for (b = 0; b < a->k / 32; b++, x += height * KVC__Q8_BYTES) {
-        const unsigned char *p[4];
-        KVC__(bytes) xv = KVC__(load_bytes)(x + 32 * slot);
-        float xd = kvc__rdf32(x + 32 * height + 4 * slot);
-        int32_t less = type == KVC__Q8_0 ? 0 : 8 * (int32_t)kvc__rd32(x + 36 * height + 4 * slot);
-        KVC__(ints) s[4];
-        KVC__FLAT
-        for (o = 0; o < 4; o++) {
-            p[o] = w[o] + b * block_size;
-            s[o] = type == KVC__Q8_0 ? KVC__(dot_ss)(KVC__(load_bytes)(p[o] + 2), xv)
-                : KVC__(dot_us)(KVC__(load_nibbles)(p[o] + 2), xv);
-        }
-        acc = KVC__(quad_fma)(KVC__(totals)(s, less),
-            KVC__(quad_scale)(KVC__(scales)(p), xd), acc);
-    }
-    KVC__(quad_store)(y, acc);
-}
-
-KVC__FORCE void KVC__(mm_blocks)(const kvc__mm *a, const int type)
-{
-    const unsigned char *w[4];
-    uint32_t row, i, o, out[4];
-    float y[4];
-    for (i = 0; i < (a->n_out + 3) / 4; i++) {
-        KVC__(streams)(a, i, out, w);
-        for (row = 0; row < a->n_rows; row++) {
-            KVC__(row_blocks)(w, a, row, y, type);
-            for (o = 0; o < 4; o++) a->y[row * a->y_stride + out[o]] = y[o];
-        }
-    }
-}
-
 /* ---- matrix products: packed blocks ----
    16 outputs lie together (see kvc__pack_group), so a register holds outputs side by side: no sum
    across lanes is needed. A format joins by saying how the codes of a step and the scales of a
@@ -9335,11 +9321,11 @@ KVC__FORCE void KVC__(mm_packed)(const kvc__mm *a, const int type)
     }
 }
 
-static void KVC__(mm_f32)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__F32); }
-static void KVC__(mm_f16)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__F16); }
-static void KVC__(mm_bf16)(const kvc__mm *a) { KVC__(mm_float)(a, KVC__BF16); }
-static void KVC__(mm_q8_0)(const kvc__mm *a) { KVC__(mm_blocks)(a, KVC__Q8_0); }
-static void KVC__(mm_q4_0)(const kvc__mm *a) { KVC__(mm_blocks)(a, KVC__Q4_0); }
+static void KVC__(mm_f32)(const kvc__mm *a) { KVC__(mm_in_place)(a, KVC__F32); }
+static void KVC__(mm_f16)(const kvc__mm *a) { KVC__(mm_in_place)(a, KVC__F16); }
+static void KVC__(mm_bf16)(const kvc__mm *a) { KVC__(mm_in_place)(a, KVC__BF16); }
+static void KVC__(mm_q8_0)(const kvc__mm *a) { KVC__(mm_in_place)(a, KVC__Q8_0); }
+static void KVC__(mm_q4_0)(const kvc__mm *a) { KVC__(mm_in_place)(a, KVC__Q4_0); }
 static void KVC__(mm_f32_packed)(const kvc__mm *a) { KVC__(mm_lanes)(a, KVC__F32); }
 static void KVC__(mm_f16_packed)(const kvc__mm *a) { KVC__(mm_lanes)(a, KVC__F16); }
 static void KVC__(mm_bf16_packed)(const kvc__mm *a) { KVC__(mm_lanes)(a, KVC__BF16); }
