@@ -5802,7 +5802,9 @@ typedef struct kvc__group {
 
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
 #define KVC__LONG_OUTS 256u         /* most outputs in a block of fewer rows */
-#define KVC__ASK_BYTES 1024u        /* of each stream that are asked for before they are needed */
+#define KVC__ASK_FIRST 1024u        /* of each stream, asked for when an operation is done, */
+#define KVC__ASK_STEP 256u          /* at each look while waiting for the others, */
+#define KVC__ASK_MOST 16384u        /* and in all: four streams fit any second-level cache */
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
 #define KVC__MAX_PARTS 128u         /* rows x spans whose attention is kept apart */
 #define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
@@ -6362,25 +6364,39 @@ static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t un
     kvc__block_gate(p, op, &b, &up);
 }
 
-/* Asks for the first weights of a unit, in each of the four streams that a single row reads. */
-static void kvc__matrix_ask(const kvc__op *op, uint64_t unit)
+/* The first weights of a unit, to be asked for before they are needed, in each of the four streams
+   that a single row reads. */
+typedef struct kvc__ask {
+    const unsigned char *w;
+    size_t apart, at, end;          /* bytes: from stream to stream, asked for, to ask for in all */
+} kvc__ask;
+
+static kvc__ask kvc__matrix_ask(const kvc__op *op, uint64_t unit)
 {
     const kvc__matrix *m;
-    const unsigned char *w;
-    size_t apart, i, j;
     kvc__block b;
+    kvc__ask a;
     kvc__block_locate(op, unit, &b);
     m = op->mats[b.mat];
     if (m->packed != NULL) {
-        apart = kvc__group_size(m->type, m->n_in);
-        w = m->packed + b.out / 16 * apart;
-        apart *= b.n_out / 64;
+        a.apart = kvc__group_size(m->type, m->n_in);
+        a.w = m->packed + b.out / 16 * a.apart;
+        a.apart *= b.n_out / 64;
     } else {
-        w = m->data + b.out * m->row_size;
-        apart = b.n_out / 4 * m->row_size;
+        a.w = m->data + b.out * m->row_size;
+        a.apart = b.n_out / 4 * m->row_size;
     }
-    for (i = 0; i < 4; i++)
-        for (j = 0; j < KVC__ASK_BYTES; j += 64) kvc__prefetch(w + i * apart + j);
+    a.at = 0;
+    a.end = a.apart < KVC__ASK_MOST ? a.apart : KVC__ASK_MOST;
+    return a;
+}
+
+/* Asks for up to n bytes more of each stream. */
+static void kvc__ask_more(kvc__ask *a, size_t n)
+{
+    size_t end = a->end - a->at < n ? a->end : a->at + n, i;
+    for (; a->at < end; a->at += 64)
+        for (i = 0; i < 4; i++) kvc__prefetch(a->w + i * a->apart + a->at);
 }
 
 #if KVC_USE_CBLAS
@@ -6489,17 +6505,20 @@ struct kvc_ctx {
 /* ---- the cursor ---- */
 
 /* Waits until the cursor has left operation `op`: a short spin, since the neighbour's tile is
-   short, then yields, which lets it run if there are fewer cores than threads, then sleep. */
-static void kvc__cursor_wait(kvc__cursor *c, uint32_t op)
+   short, in which the weights of `ask` are asked for, then yields, which lets it run if there are
+   fewer cores than threads, then sleep. */
+static void kvc__cursor_wait(kvc__cursor *c, uint32_t op, kvc__ask *ask)
 {
 #if KVC_NO_THREADS
     (void)c;
     (void)op;
+    (void)ask;
 #else
     int i;
     for (i = 0; i < 600; i++) {
         if (kvc__atomic_load(&c->op) != op) return;
-        if (i < 500) kvc__cpu_relax();
+        if (ask->at < ask->end) kvc__ask_more(ask, KVC__ASK_STEP);
+        else if (i < 500) kvc__cpu_relax();
         else kvc__thread_yield();
     }
     kvc__lock_enter(&c->lock);
@@ -6560,19 +6579,25 @@ static uint32_t kvc__run_begin(uint32_t n_tiles, uint32_t run, uint32_t n_runs)
     return (uint32_t)((uint64_t)n_tiles * run / n_runs);
 }
 
-/* Nothing is left to do in operation `op`: asks for the weights with which the worker's run of the
-   next product begins, so that they come while it waits. */
-static void kvc__walk_ask(const kvc_ctx *ctx, uint32_t op, uint32_t worker)
+/* Nothing is left to do in operation `op`: asks for the first of the weights with which the
+   worker's run of the next product begins. Gives those that are left, to be asked for while it
+   waits. */
+static kvc__ask kvc__walk_ask(const kvc_ctx *ctx, uint32_t op, uint32_t worker)
 {
     const kvc__plan *p = &ctx->plan;
     const kvc__op *o;
+    kvc__ask ask;
     uint32_t tile;
+    memset(&ask, 0, sizeof ask);
     for (op++; op < p->n_ops && p->ops[op].kind != KVC__OP_MATRIX; op++) continue;
-    if (op >= p->n_ops) return;
+    if (op >= p->n_ops) return ask;
     o = &p->ops[op];
-    if (o->n_tiles == 0 || o->use_cblas || o->n_rows >= KVC__PACK_ROWS) return;
+    if (o->n_tiles == 0 || o->use_cblas || o->n_rows >= KVC__PACK_ROWS) return ask;
     tile = kvc__run_begin(o->n_tiles, worker, ctx->cursor.n_runs);
-    if (tile < o->n_tiles) kvc__matrix_ask(o, tile * o->tile_units);
+    if (tile >= o->n_tiles) return ask;
+    ask = kvc__matrix_ask(o, tile * o->tile_units);
+    kvc__ask_more(&ask, KVC__ASK_FIRST);
+    return ask;
 }
 
 /* Takes a tile: of the worker's own run, else of another. 0 if all are taken. The run tells which
@@ -6604,13 +6629,13 @@ static void kvc__walk(void *arg, uint32_t worker)
         uint32_t seen = kvc__atomic_load(&c->op), op, tile;
         if (seen >= ctx->plan.n_ops) break;
         if (!kvc__cursor_take(ctx, worker, &op, &tile)) {
-            kvc__walk_ask(ctx, seen, worker);
-            kvc__cursor_wait(c, seen);
+            kvc__ask ask = kvc__walk_ask(ctx, seen, worker);
+            kvc__cursor_wait(c, seen, &ask);
             continue;
         }
         kvc__op_run(&ctx->plan, &ctx->plan.ops[op], tile, worker);
         if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles) {
-            kvc__walk_ask(ctx, op, worker);
+            (void)kvc__walk_ask(ctx, op, worker);
             op = kvc__plan_skip(&ctx->plan, op + 1, worker);
             kvc__cursor_open(c, op);
             kvc__cursor_show(c, op);
