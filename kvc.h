@@ -1865,6 +1865,15 @@ KVC__INLINE void kvc__ask_ahead(const kvc__ahead *a, uint32_t tile, size_t offse
     kvc__prefetch((const void *)((uintptr_t)a->at[tile] + offset));
 }
 
+/* Asks for the beginnings of n tiles. They lie in as many pages of memory, in each of which the
+   processor's own prefetching has to find its stream again. */
+KVC__INLINE void kvc__ask_begin(const unsigned char *const *at, uint32_t n)
+{
+    uint32_t i, j;
+    for (i = 0; i < n; i++)
+        for (j = 0; j < 256; j += 64) kvc__prefetch((const void *)((uintptr_t)at[i] + j));
+}
+
 KVC__INLINE size_t kvc__kv_size(kvc_kv_type type)
 {
     return type == KVC_KV_F16 ? 2 : 4;
@@ -9460,6 +9469,7 @@ static void KVC__(scores)(const kvc__attn *a, const kvc__span *s, const float *q
     kvc__ahead ahead;
     for (tile = s->first & ~3u; tile < s->last; tile += 4) {
         ahead.at = tile + 4 < s->last ? s->k + tile + 4 : s->v + (s->first & ~7u);
+        kvc__ask_begin(ahead.at, 4);
         ahead.n = (s->n_queries + 5) / 6;
         ahead.i = 0;
         for (i = 0; i < s->n_queries; i += n_q) {
@@ -9603,7 +9613,8 @@ static void KVC__(values)(const kvc__attn *a, const kvc__span *s, const float *w
     kvc__ahead ahead;
     for (i = 0; i < s->n_queries; i++) memset(part + i * stride, 0, a->v_stride * sizeof(float));
     for (tile = s->first & ~7u; tile < s->last; tile += 8) {
-        ahead.at = tile + 8 < s->last ? s->v + tile + 8 : s->k + 16;
+        ahead.at = tile + 8 < s->last ? s->v + tile + 8 : s->k + KVC__SPAN_TILES;
+        kvc__ask_begin(ahead.at, 8);
         ahead.n = (s->n_queries + 5) / 6;
         ahead.i = 0;
         for (i = 0; i < s->n_queries; i += n_q) {
