@@ -6403,7 +6403,7 @@ static kvc__ask kvc__matrix_ask(const kvc__op *op, uint64_t unit)
 /* Asks for up to n bytes more of each stream. */
 static void kvc__ask_more(kvc__ask *a, size_t n)
 {
-    size_t end = a->end - a->at < n ? a->end : a->at + n, i;
+    size_t end = a->at + n < a->end ? a->at + n : a->end, i;
     for (; a->at < end; a->at += 64)
         for (i = 0; i < 4; i++) kvc__prefetch(a->w + i * a->apart + a->at);
 }
