@@ -1874,6 +1874,15 @@ KVC__INLINE void kvc__ask_begin(const unsigned char *const *at, uint32_t n)
         for (j = 0; j < 256; j += 64) kvc__prefetch((const void *)((uintptr_t)at[i] + j));
 }
 
+/* Asks for what lies KVC__STREAM_AHEAD behind p in a stream of weights, which may be past the end. A
+   stream goes through many pages of memory, as above. */
+#define KVC__STREAM_AHEAD 1536u
+
+KVC__INLINE void kvc__ask_stream(const unsigned char *p)
+{
+    kvc__prefetch((const void *)((uintptr_t)p + KVC__STREAM_AHEAD));
+}
+
 KVC__INLINE size_t kvc__kv_size(kvc_kv_type type)
 {
     return type == KVC_KV_F16 ? 2 : 4;
@@ -9061,7 +9070,7 @@ typedef struct KVC__(asking) {
 } KVC__(asking);
 
 /* A lane: acc[p][r] = sum of w[p] * x[r]; n_p pieces and n_r rows are constants. A tile of one row
-   reads in streams of its own and asks for nothing. */
+   reads in streams of its own and asks for what follows in each. */
 KVC__FORCE void KVC__(tile_lane)(const unsigned char *const w[KVC__MOST_PIECES], const float *x,
     size_t x_stride, uint32_t steps, const KVC__(asking) *ask,
     KVC__(native) acc[KVC__MOST_PIECES][KVC__ROW_TILE],
@@ -9079,8 +9088,11 @@ KVC__FORCE void KVC__(tile_lane)(const unsigned char *const w[KVC__MOST_PIECES],
         KVC__FLAT
         for (p = 0; p < n_p; p++) {
             wv[p] = KVC__(native_load_w)(w[p] + i * step, type);
-            if (n_r > 1 && p * KVC__NATIVE % 16 == 0)
+            if (p * KVC__NATIVE % 16 != 0) continue;
+            if (n_r > 1)
                 kvc__prefetch((const void *)(ask->at[p * KVC__NATIVE / 16] + i * ask->step));
+            else if (i * step % 64 == 0)
+                kvc__ask_stream(w[p] + i * step);
         }
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
@@ -9270,6 +9282,7 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
     const int nibbles = type == KVC__Q4_0;
     const uint32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
     const uint32_t n_blocks = a->k / 32;
+    const int ask = n_r == 1 && nibbles;    /* bytes leave the processor time to look ahead */
     const unsigned char *w[KVC__MOST_PIECES], *x, *d;
     KVC__(native) acc[KVC__MOST_PIECES][KVC__BLOCK_ROW_TILE];
     uint32_t b, p, r, j, slot;
@@ -9296,8 +9309,10 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
         for (j = 0; j < 8; j++) {
             KVC__(codes) c[KVC__MOST_PIECES];
             KVC__FLAT
-            for (p = 0; p < n_p; p++)
+            for (p = 0; p < n_p; p++) {
                 c[p] = KVC__(codes_at)(w[p] + 32 + 4 * ((out + p * apart) % 16), j, type);
+                if (ask && p * KVC__NATIVE % 16 == 0 && j < 4) kvc__ask_stream(w[p] + 64 * j);
+            }
             KVC__FLAT
             for (r = 0; r < n_r; r++) {
                 KVC__(x4) xv = KVC__(x4_load)(x + 32 * r + 4 * j);
@@ -9308,6 +9323,7 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
         KVC__FLAT
         for (p = 0; p < n_p; p++) {
             wd[p] = KVC__(native_scales)(w[p] + 2 * ((out + p * apart) % 16));
+            if (ask && p * KVC__NATIVE % 16 == 0) kvc__ask_stream(w[p] + 256);
             w[p] += block_size;
         }
         KVC__FLAT

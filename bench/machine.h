@@ -26,6 +26,7 @@ typedef enum machine_kind {
     MACHINE_READ_1,     /* memory: each thread reads one stream */
     MACHINE_READ_4,     /* each thread reads four streams in turn, which is faster where a processor
                            fetches ahead only within a page of memory */
+    MACHINE_READ_ASK,   /* the same, and asks for what follows */
     MACHINE_F32,        /* fused multiply-adds of floats, counted as two */
     MACHINE_INT8,       /* products of 8-bit numbers added up in 32 bits, counted as two */
     MACHINE_N_KINDS
@@ -43,11 +44,13 @@ typedef struct machine_share {
     uint32_t n_threads;
     const unsigned char *data;          /* of a read: n_streams parts, one behind the other */
     size_t part_size, n_streams;
+    size_t ahead;                       /* bytes that a read asks ahead, 0: it does not */
     size_t reps;                        /* of a peak */
     double start, end;
 } machine_share;
 
-enum { MACHINE_THREADS = 256, MACHINE_CHUNK = 512, MACHINE_ALIGN = 4096, MACHINE_REPS = 4000000 };
+enum { MACHINE_THREADS = 256, MACHINE_CHUNK = 512, MACHINE_ALIGN = 4096, MACHINE_REPS = 4000000,
+    MACHINE_AHEAD = 1536 };
 
 static double now(void)     /* seconds */
 {
@@ -89,6 +92,8 @@ static double now(void)     /* seconds */
             for (size_t k = 0; k < s->n_streams; k++) { \
                 const void *chunk = s->data + k * s->part_size + at; \
                 const vector *p = (const vector *)chunk; \
+                for (size_t i = 0; s->ahead != 0 && i < MACHINE_CHUNK; i += 64) \
+                    __builtin_prefetch((const char *)chunk + s->ahead + i); \
                 for (size_t i = 0; i < MACHINE_CHUNK / sizeof a; i += 4) { \
                     a ^= p[i]; \
                     b ^= p[i + 1]; \
@@ -240,7 +245,8 @@ static double machine_measure(const machine *m, machine_kind kind, const char *i
         s->fn = kind == MACHINE_F32 ? isa->f32 : kind == MACHINE_INT8 ? isa->int8 : isa->read;
         if (!s->fn) return 0.0;
         s->reps = MACHINE_REPS;
-        s->n_streams = kind == MACHINE_READ_4 ? 4 : 1;
+        s->n_streams = kind == MACHINE_READ_1 ? 1 : 4;
+        s->ahead = kind == MACHINE_READ_ASK ? MACHINE_AHEAD : 0;
         s->part_size = m->size / threads / s->n_streams / MACHINE_ALIGN * MACHINE_ALIGN;
         s->data = m->data + i * s->part_size * s->n_streams;
         if (kind == MACHINE_F32) work += 2.0 * isa->n_f32 * MACHINE_REPS;
