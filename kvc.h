@@ -342,7 +342,7 @@ typedef struct kvc_model_info {
     uint32_t n_tokens;          /* entries of the vocabulary */
     uint32_t n_ctx_train;       /* positions the model was trained for; longer is allowed */
     uint32_t rope_dim;          /* rotated dimensions of a head */
-    uint32_t window;            /* attention window in positions, 0: none */
+    uint32_t window;            /* positions that a row sees in layers with a window, 0: none */
     uint64_t n_params;          /* elements of all tensors */
     uint64_t weights_size;      /* bytes of all tensors as stored */
     size_t memory_size;         /* bytes the model took from the allocator */
@@ -446,8 +446,15 @@ typedef struct kvc_cache_desc {
     const kvc_model *model;     /* must outlive the cache */
     uint32_t n_ctx;             /* positions one sequence can hold, 0: the model's n_ctx_train. */
     uint32_t n_seqs;            /* sequences open at once, 0: 1 */
-    uint32_t n_pages;           /* pages in all; 0: enough for n_seqs full sequences */
+    uint32_t n_pages;           /* pages in all, of each reach (see kvc_reach_info); 0: enough for
+                                   n_seqs full sequences */
     uint32_t page_size;         /* positions in a page, a power of two from 16 to 256; 0: 32 */
+    uint32_t n_batch;           /* most rows of a chunk, where layers see a window only: as many
+                                   positions are kept beside the window, and contexts with a larger
+                                   n_batch cut their prefills accordingly. 0: 256 */
+    uint32_t n_back;            /* positions that kvc_seq_rollback can surely go back from the
+                                   longest that the sequence was, where layers see a window only.
+                                   0: page_size */
     kvc_kv_type type_k, type_v; /* 0: KVC_KV_F32 */
     kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
                                    allocator */
@@ -466,16 +473,29 @@ KVC_API kvc_result kvc_cache_new(kvc_cache **out, const kvc_cache_desc *desc, kv
 /* Frees the cache and every sequence still open in it; NULL is allowed. No step may be running. */
 KVC_API void kvc_cache_free(kvc_cache *cache);
 
-typedef struct kvc_cache_info {
-    kvc_cache_desc desc;        /* with every default filled in */
-    size_t memory_size;         /* bytes of the one block */
-    size_t bytes_per_token;     /* K and V of one position over all layers */
-    size_t page_bytes;          /* K and V of one page */
-    uint32_t n_seqs_open;
+/* Layers whose rows see equally far back share their pages. */
+#define KVC_MAX_REACHES 4u
+
+typedef struct kvc_reach_info {
+    uint32_t window;            /* positions that a row sees, its own included; 0: all */
+    uint32_t n_layers;
+    uint32_t seq_pages;         /* most pages that a sequence holds, whatever its length */
+    size_t page_bytes;          /* K and V of one page of these layers */
     uint32_t pages_total, pages_free;
     uint32_t pages_live;        /* held by at least one sequence */
     uint32_t pages_shared;      /* held by more than one */
     uint32_t pages_peak;        /* most pages ever live */
+} kvc_reach_info;
+
+typedef struct kvc_cache_info {
+    kvc_cache_desc desc;        /* with every default filled in */
+    size_t memory_size;         /* bytes of the one block */
+    size_t bytes_per_token;     /* K and V of one position over all layers */
+    size_t page_bytes;          /* K and V of page_size positions over all layers */
+    uint32_t n_seqs_open;
+    uint32_t pages_total, pages_free, pages_live, pages_shared, pages_peak; /* sums over reaches */
+    uint32_t n_reaches;
+    kvc_reach_info reaches[KVC_MAX_REACHES];
 } kvc_cache_info;
 
 /* Fills *info. Any thread. */
@@ -504,8 +524,21 @@ KVC_API uint32_t kvc_seq_length(const kvc_seq *seq);
 /* Positions it can hold: the cache's n_ctx. */
 KVC_API uint32_t kvc_seq_capacity(const kvc_seq *seq);
 
+typedef struct kvc_seq_info {
+    uint32_t length;            /* kvc_seq_length */
+    uint32_t rollback_least;    /* shortest length that kvc_seq_rollback can go back to, apart from
+                                   0. Not 0 once layers that see a window have given back pages */
+    uint32_t pages_own;         /* held by this sequence alone, over all reaches */
+    uint32_t pages_shared;      /* held by others, too */
+    size_t bytes_own, bytes_shared;     /* of those pages */
+} kvc_seq_info;
+
+/* Fills *info. */
+KVC_API void kvc_seq_query(const kvc_seq *seq, kvc_seq_info *info);
+
 /* Goes back so that `length` positions remain; later ones are forgotten and their pages given back.
-   KVC_ERROR_ARGUMENT if length is more than kvc_seq_length. */
+   KVC_ERROR_ARGUMENT if length is more than kvc_seq_length, or is not 0 and less than
+   rollback_least of kvc_seq_info. */
 KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length);
 
 /* ---- context and steps ---- */
@@ -4741,7 +4774,14 @@ typedef struct kvc__matrix {
     const float *bias;              /* [n_out] or NULL */
 } kvc__matrix;
 
+/* Layers whose rows see equally far back. */
+typedef struct kvc__reach {
+    uint32_t window;                /* positions, a row's own included; 0: all */
+    uint32_t n_layers;
+} kvc__reach;
+
 typedef struct kvc__layer {
+    uint32_t reach;                 /* index into the model's reaches */
     const float *attn_norm, *ffn_norm;      /* [n_embd] */
     kvc__matrix q, k, v, o;
     kvc__matrix gate, up, down;
@@ -4806,6 +4846,8 @@ struct kvc_model {
     const kvc__arch *arch;
     uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, head_dim_v, n_ff, n_vocab;
     uint32_t n_ctx_train, rope_dim, window;
+    kvc__reach reaches[KVC_MAX_REACHES];
+    uint32_t n_reaches;
     float norm_eps;
     float rope_scale;               /* factor on cos and sin (YaRN) */
     double *rope_freq;              /* [rope_dim / 2] radians per position */
@@ -4961,6 +5003,50 @@ static kvc_result kvc__model_shape(kvc_model *m, kvc_error *err)
     if (kvc__keys_u32(&k, "expert_count", 0, 0, UINT32_MAX - 1) != 0)
         kvc__keys_bad(&k, KVC_ERROR_UNSUPPORTED, "mixtures of experts");
     return k.result;
+}
+
+/* The place of a window among the reaches. */
+static uint32_t kvc__reach_find(kvc_model *m, uint32_t window)
+{
+    uint32_t i;
+    for (i = 0; i < m->n_reaches; i++)
+        if (m->reaches[i].window == window) return i;
+    m->reaches[m->n_reaches].window = window;
+    return m->n_reaches++;
+}
+
+/* Which layers see a window only: all, or those for which the pattern holds true; as a number it
+   says that every how-manieth layer sees everything. */
+static kvc_result kvc__model_reaches(kvc_model *m, kvc_error *err)
+{
+    kvc__keys k;
+    kvc_meta pattern, item;
+    uint32_t i, every = 0, window;
+    double inside = 1.0;
+    int given, listed;
+    memset(&k, 0, sizeof k);
+    k.gguf = &m->gguf;
+    k.arch = m->arch->name;
+    k.err = err;
+    given = kvc__keys_find(&k, "attention.sliding_window_pattern", &pattern);
+    listed = given && pattern.type == KVC_META_ARRAY;
+    if (listed && (pattern.item_type != KVC_META_BOOL || pattern.n_items != m->n_layers))
+        return kvc__fail(err, KVC_ERROR_FORMAT, k.key, "not a truth value for each layer");
+    if (given && !listed)
+        every = kvc__keys_u32(&k, "attention.sliding_window_pattern", 0, 0, 4096);
+    if (k.result != KVC_OK) return k.result;
+    for (i = 0; i < m->n_layers; i++) {
+        if (listed) {
+            kvc__meta_item(&pattern, i, &item);
+            kvc__meta_number(&item, &inside);
+        } else if (every != 0) {
+            inside = i % every + 1 < every;
+        }
+        window = inside > 0 ? m->window : 0;
+        m->layers[i].reach = kvc__reach_find(m, window);
+        m->reaches[m->layers[i].reach].n_layers++;
+    }
+    return KVC_OK;
 }
 
 /* ---- rope: radians per position of each pair, with the file's scaling ---- */
@@ -5205,6 +5291,7 @@ static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
         m->n_params += t->dims[0] * t->dims[1] * t->dims[2] * t->dims[3];
         m->weights_size += t->size;
     }
+    if ((r = kvc__model_reaches(m, err)) != KVC_OK) return r;
     return kvc__model_rope(m, factors, err);
 }
 
@@ -5391,52 +5478,78 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
 
 /* ------------------------------------------------------------------------------------------------
    >>kv  Pages, the ring, sequences
-   A page holds K and V of page_size positions for all layers. Its bytes lie apart: the memory is
-   cut into one plane for the keys, and one for the values, of each head of each layer, and a plane
-   holds its piece of page 0, of page 1 and so on; so a sequence whose pages follow each other, as
-   those of a new one do, is read in one stream. A piece of keys is tiles of [16 positions] by
-   [head_dim] (a vector of scores is 16 positions); one of values is rows of [v_stride],
-   head_dim_v rounded up to 16 and padded with zeros. A sequence is a ring of page numbers and the
-   position of its next token. Pages are counted by reference: a fork counts up, the first write
-   into a page that others hold copies it. The lock guards counts, free list and slots; rows that a
-   sequence has written are never written again while shared, so reading them needs no lock.
+   Layers that see equally far back (see kvc__reach) share their pages: a page holds K and V of
+   page_size positions for all layers of one reach, and each reach has a pool of pages. The bytes of
+   a page lie apart: each layer has one run of memory for the keys, and one for the values, of each
+   of its heads, which holds the head's piece of page 0, of page 1 and so on; so a sequence whose
+   pages follow each other, as those of a new one do, is read in one stream. A piece of keys is
+   tiles of [16 positions] by [head_dim] (a vector of scores is 16 positions); one of values is rows
+   of [v_stride], head_dim_v rounded up to 16 and padded with zeros.
+   A sequence is a ring of page numbers for each reach and the position of its next token. Where
+   layers see only a window, pages that fell out of it are given back, so the ring holds a window
+   however long the sequence is. Pages are counted by reference: a fork counts up, the first write
+   into a page that others hold copies it.
+   A step promises itself all pages that it may take before it takes the first, so that it cannot
+   fail half-way. The lock guards counts, promises, free lists and slots; rows that a sequence has
+   written are never written again while shared, so reading them needs no lock.
    ---------------------------------------------------------------------------------------------- */
-typedef struct kvc__page_shape {
-    uint32_t page_size, page_shift, v_stride;
-    uint32_t k_size, v_size;            /* bytes of an element */
+
+/* Where one layer's K and V are. */
+typedef struct kvc__layer_kv {
+    unsigned char *k, *v;               /* [n_kv_heads, pages of the pool] pieces */
     size_t k_piece, v_piece;            /* bytes of one head's keys and values in a page */
-    size_t page;                        /* bytes of a page, a multiple of 64 */
-    uint32_t n_planes;                  /* layers by key heads: of keys, and again of values */
-} kvc__page_shape;
+    kvc_kv_type type_k, type_v;
+} kvc__layer_kv;
+
+/* The pages of a reach. */
+typedef struct kvc__pool {
+    uint32_t window;                    /* positions that a row sees, 0: all */
+    uint32_t n_layers;
+    uint32_t ring_cap;                  /* most pages that a sequence holds */
+    uint32_t n_pages, n_free, peak;
+    uint32_t n_promised;                /* of the free ones */
+    size_t page;                        /* bytes */
+    uint32_t *refs;                     /* [n_pages] holders */
+    uint32_t *free_pages;               /* a stack, [n_free] */
+} kvc__pool;
+
+/* The pages of a sequence in a pool. */
+typedef struct kvc__ring {
+    uint32_t *pages;                    /* the i-th page of the sequence at [i % cap] */
+    uint32_t cap;
+    uint32_t first, end;                /* held are the pages first to end - 1 */
+    uint32_t promised;                  /* pages that the running step may still take */
+} kvc__ring;
 
 struct kvc_seq {
     kvc_cache *cache;
     uint32_t is_open;
     uint32_t n_pos;                     /* positions held; the next token's position */
-    uint32_t n_pages;                   /* pages held: the first n_pages entries of the ring */
-    uint32_t ring_cap;
-    uint32_t *ring;                     /* the i-th page of the sequence at [i % ring_cap] */
+    kvc__ring rings[KVC_MAX_REACHES];
 };
 
 struct kvc_cache {
     kvc_cache_desc desc;                /* resolved */
-    kvc__page_shape shape;
+    uint32_t page_shift, v_stride;
+    kvc__pool pools[KVC_MAX_REACHES];   /* one for each reach of the model */
+    kvc__layer_kv *layers;              /* [n_layers] */
     kvc__lock lock;
     kvc_seq *seqs;                      /* [n_seqs] */
-    uint32_t *refs;                     /* [n_pages] holders */
-    uint32_t *free_pages;               /* a stack, [n_free] */
-    unsigned char *k, *v;               /* the planes: [n_planes, n_pages] pieces */
-    uint32_t n_free, n_open, peak;
+    uint32_t n_open;
     size_t block_size;
     int owned;
 };
 
 /* ---- the desc ---- */
 
+static int kvc__kv_type_known(kvc_kv_type t)
+{
+    return t == KVC_KV_F32 || t == KVC_KV_F16;
+}
+
 /* Fills in the defaults; fails naming the field. */
 static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
 {
-    uint64_t n_pages;
     if (d->start_canary != 0 || d->end_canary != 0)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
     if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
@@ -5448,19 +5561,18 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
     if (d->page_size == 0) d->page_size = 32;
     if (d->page_size < 16 || d->page_size > KVC__SPAN || (d->page_size & (d->page_size - 1)) != 0)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "page_size", "not a power of two from 16 to 256");
+    if (d->n_batch == 0) d->n_batch = 256;
+    if (d->n_batch > (1u << 20))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_batch", "more than 2^20");
+    if (d->n_back == 0) d->n_back = d->page_size;
+    if (d->n_back > (1u << 30))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_back", "more than 2^30");
     if (d->type_k == KVC_KV_DEFAULT) d->type_k = KVC_KV_F32;
     if (d->type_v == KVC_KV_DEFAULT) d->type_v = KVC_KV_F32;
-    if (d->type_k != KVC_KV_F32 && d->type_k != KVC_KV_F16)
+    if (!kvc__kv_type_known(d->type_k))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "type_k", "not a kvc_kv_type");
-    if (d->type_v != KVC_KV_F32 && d->type_v != KVC_KV_F16)
+    if (!kvc__kv_type_known(d->type_v))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "type_v", "not a kvc_kv_type");
-    n_pages = ((uint64_t)d->n_ctx + d->page_size - 1) / d->page_size * d->n_seqs;
-    if (d->n_pages == 0) {
-        if (n_pages > 0x7fffffffu)
-            return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs",
-                "n_ctx * n_seqs needs too many pages");
-        d->n_pages = (uint32_t)n_pages;
-    }
     if (d->n_pages > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_pages", "2^31 or more");
     if (!kvc__allocator_resolve(&d->allocator, &d->allocator, &d->model->allocator))
@@ -5468,78 +5580,152 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
     return KVC_OK;
 }
 
+/* Pages that n positions can touch at most, wherever they begin. */
+static uint64_t kvc__pages_touched(uint64_t n, uint32_t page_size)
+{
+    return (n + page_size - 2) / page_size + 1;
+}
+
+/* Sizes, without places. Pages of a window reach that n_seqs sequences cannot use are not made. */
+static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kvc_cache_desc *d,
+    kvc_error *err)
+{
+    uint64_t need = ((uint64_t)d->n_ctx + d->page_size - 1) / d->page_size, all;
+    memset(pool, 0, sizeof *pool);
+    pool->window = reach->window;
+    pool->n_layers = reach->n_layers;
+    if (reach->window != 0) {
+        uint64_t some = kvc__pages_touched((uint64_t)reach->window - 1 + d->n_back + d->n_batch,
+            d->page_size);
+        if (some < need) need = some;
+    }
+    all = need * d->n_seqs;
+    if (d->n_pages != 0 && d->n_pages < all) all = d->n_pages;
+    if (d->n_pages != 0 && reach->window == 0) all = d->n_pages;
+    if (all > 0x7fffffffu)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
+    pool->ring_cap = (uint32_t)need;
+    pool->n_pages = pool->n_free = (uint32_t)all;
+    return KVC_OK;
+}
+
 /* 0 if a size passes the address space */
-static int kvc__page_shape_of(kvc__page_shape *s, const kvc_cache_desc *d)
+static int kvc__layer_kv_measure(kvc__layer_kv *l, const kvc_cache_desc *d, size_t *bytes)
 {
     const kvc_model *m = d->model;
-    memset(s, 0, sizeof *s);
-    s->page_size = d->page_size;
-    while ((1u << s->page_shift) < d->page_size) s->page_shift++;
-    s->v_stride = (m->head_dim_v + 15u) & ~15u;
-    s->k_size = d->type_k == KVC_KV_F16 ? 2 : 4;
-    s->v_size = d->type_v == KVC_KV_F16 ? 2 : 4;
-    s->k_piece = (size_t)d->page_size * m->head_dim * s->k_size;
-    s->v_piece = (size_t)d->page_size * s->v_stride * s->v_size;
-    s->n_planes = m->n_layers * m->n_kv_heads;
-    return kvc__mul_size(&s->page, s->k_piece + s->v_piece, s->n_planes);
+    memset(l, 0, sizeof *l);
+    l->type_k = d->type_k;
+    l->type_v = d->type_v;
+    l->k_piece = (size_t)d->page_size * m->head_dim * kvc__kv_size(l->type_k);
+    l->v_piece = (size_t)d->page_size * ((m->head_dim_v + 15u) & ~15u) * kvc__kv_size(l->type_v);
+    return kvc__mul_size(bytes, l->k_piece + l->v_piece, m->n_kv_heads);
 }
 
 /* Bytes of K and V of one position, as the formula has it: without the padding of values. */
 static size_t kvc__bytes_per_token(const kvc_cache *c)
 {
     const kvc_model *m = c->desc.model;
-    return (size_t)m->n_layers * m->n_kv_heads *
-        ((size_t)m->head_dim * c->shape.k_size + (size_t)m->head_dim_v * c->shape.v_size);
+    size_t sum = 0;
+    uint32_t i;
+    for (i = 0; i < m->n_layers; i++)
+        sum += (size_t)m->n_kv_heads * (m->head_dim * kvc__kv_size(c->layers[i].type_k) +
+            m->head_dim_v * kvc__kv_size(c->layers[i].type_v));
+    return sum;
 }
 
-/* Measures, or places the parts of *c if the arena has a base. */
-static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
-    const kvc__page_shape *s)
+/* ---- layout: each function measures, or places its part of *c if the arena has a base ---- */
+
+static void kvc__pool_layout(kvc__arena *arena, kvc__pool *pool)
 {
-    uint32_t ring_cap = (d->n_ctx + d->page_size - 1) / d->page_size, i;
+    uint32_t i;
+    pool->refs = (uint32_t *)kvc__take(arena, pool->n_pages, sizeof *pool->refs);
+    pool->free_pages = (uint32_t *)kvc__take(arena, pool->n_pages, sizeof *pool->free_pages);
+    if (arena->base == NULL) return;
+    memset(pool->refs, 0, pool->n_pages * sizeof *pool->refs);
+    for (i = 0; i < pool->n_pages; i++) pool->free_pages[i] = pool->n_pages - 1 - i;
+}
+
+static void kvc__rings_layout(kvc__arena *arena, kvc_cache *c, const kvc__pool *pool,
+    uint32_t reach, uint32_t n_seqs)
+{
+    uint32_t i, *pages;
+    size_t n = 0;
+    if (!kvc__mul_size(&n, pool->ring_cap, n_seqs)) arena->overflow = 1;
+    pages = (uint32_t *)kvc__take(arena, n, sizeof *pages);
+    if (arena->base == NULL) return;
+    for (i = 0; i < n_seqs; i++) {
+        kvc__ring *ring = &c->seqs[i].rings[reach];
+        ring->pages = pages + (size_t)i * pool->ring_cap;
+        ring->cap = pool->ring_cap;
+    }
+}
+
+static void kvc__planes_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d,
+    const kvc__pool *pools)
+{
+    const kvc_model *m = d->model;
+    uint32_t i, n_pages;
+    for (i = 0; i < m->n_layers; i++) {
+        kvc__layer_kv l;
+        size_t bytes;
+        kvc__layer_kv_measure(&l, d, &bytes);
+        n_pages = pools[m->layers[i].reach].n_pages;
+        l.k = (unsigned char *)kvc__take(arena, n_pages, l.k_piece * m->n_kv_heads);
+        l.v = (unsigned char *)kvc__take(arena, n_pages, l.v_piece * m->n_kv_heads);
+        if (arena->base == NULL) continue;
+        c->layers[i] = l;
+        c->pools[m->layers[i].reach].page += bytes;
+    }
+}
+
+static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
+    const kvc__pool *pools)
+{
+    const kvc_model *m = d->model;
     kvc_cache *c = (kvc_cache *)kvc__take(arena, 1, sizeof *c);
     kvc_seq *seqs = (kvc_seq *)kvc__take(arena, d->n_seqs, sizeof *seqs);
-    size_t n_ring = 0;
-    uint32_t *rings, *refs, *free_pages;
-    unsigned char *k, *v;
-    if (!kvc__mul_size(&n_ring, ring_cap, d->n_seqs)) arena->overflow = 1;
-    rings = (uint32_t *)kvc__take(arena, n_ring, sizeof *rings);
-    refs = (uint32_t *)kvc__take(arena, d->n_pages, sizeof *refs);
-    free_pages = (uint32_t *)kvc__take(arena, d->n_pages, sizeof *free_pages);
-    k = (unsigned char *)kvc__take(arena, d->n_pages, s->n_planes * s->k_piece);
-    v = (unsigned char *)kvc__take(arena, d->n_pages, s->n_planes * s->v_piece);
-    if (c == NULL || seqs == NULL) return NULL;
-    memset(c, 0, sizeof *c);
-    c->desc = *d;
-    c->shape = *s;
-    c->seqs = seqs;
-    c->refs = refs;
-    c->free_pages = free_pages;
-    c->k = k;
-    c->v = v;
-    memset(seqs, 0, d->n_seqs * sizeof *seqs);
-    for (i = 0; i < d->n_seqs; i++) {
-        seqs[i].cache = c;
-        seqs[i].ring_cap = ring_cap;
-        seqs[i].ring = rings + (size_t)i * ring_cap;
+    kvc__layer_kv *layers = (kvc__layer_kv *)kvc__take(arena, m->n_layers, sizeof *layers);
+    uint32_t i;
+    if (c != NULL) {
+        memset(c, 0, sizeof *c);
+        memset(seqs, 0, d->n_seqs * sizeof *seqs);
+        c->desc = *d;
+        while ((1u << c->page_shift) < d->page_size) c->page_shift++;
+        c->v_stride = (m->head_dim_v + 15u) & ~15u;
+        c->layers = layers;
+        c->seqs = seqs;
+        memcpy(c->pools, pools, sizeof c->pools);
+        for (i = 0; i < d->n_seqs; i++) seqs[i].cache = c;
+        pools = c->pools;
     }
-    memset(refs, 0, d->n_pages * sizeof *refs);
-    for (i = 0; i < d->n_pages; i++) free_pages[i] = d->n_pages - 1 - i;
-    c->n_free = d->n_pages;
+    for (i = 0; i < m->n_reaches; i++) {
+        kvc__pool pool = pools[i];
+        kvc__pool_layout(arena, &pool);
+        if (c != NULL) c->pools[i] = pool;
+        kvc__rings_layout(arena, c, &pool, i, d->n_seqs);
+    }
+    kvc__planes_layout(arena, c, d, pools);
     return c;
 }
 
-/* Resolves *d and computes the size of the block. */
-static kvc_result kvc__cache_measure(kvc_cache_desc *d, kvc__page_shape *s, size_t *size,
+/* Resolves *d, fills pools [KVC_MAX_REACHES] and computes the size of the block. */
+static kvc_result kvc__cache_measure(kvc_cache_desc *d, kvc__pool *pools, size_t *size,
     kvc_error *err)
 {
     kvc__arena arena;
+    kvc__layer_kv layer;
+    size_t bytes;
+    uint32_t i;
     kvc_result r = kvc__cache_defaults(d, err);
     if (r != KVC_OK) return r;
+    memset(pools, 0, KVC_MAX_REACHES * sizeof *pools);
+    for (i = 0; i < d->model->n_reaches; i++)
+        if ((r = kvc__pool_measure(&pools[i], &d->model->reaches[i], d, err)) != KVC_OK) return r;
     memset(&arena, 0, sizeof arena);
-    if (!kvc__page_shape_of(s, d))
+    if (!kvc__layer_kv_measure(&layer, d, &bytes) ||
+        !kvc__mul_size(&bytes, bytes, d->model->n_layers))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "page_size", "a page passes the address space");
-    kvc__cache_layout(&arena, d, s);
+    kvc__cache_layout(&arena, d, pools);
     if (arena.overflow)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_pages", "the cache passes the address space");
     *size = arena.used;
@@ -5549,18 +5735,19 @@ static kvc_result kvc__cache_measure(kvc_cache_desc *d, kvc__page_shape *s, size
 static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kvc_error *err)
 {
     kvc_cache_desc d = *desc;
-    kvc__page_shape shape;
+    kvc__pool pools[KVC_MAX_REACHES];
     kvc__arena arena;
     void *block;
     size_t size;
     int owned;
-    kvc_result r = kvc__cache_measure(&d, &shape, &size, err);
+    kvc_result r = kvc__cache_measure(&d, pools, &size, err);
     if (r != KVC_OK) return r;
     if ((r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err)) != KVC_OK)
         return r;
     memset(&arena, 0, sizeof arena);
     arena.base = (unsigned char *)block;
-    *out = kvc__cache_layout(&arena, &d, &shape);
+    *out = kvc__cache_layout(&arena, &d, pools);
+    if (d.n_pages == 0) (*out)->desc.n_pages = pools[0].n_pages;
     (*out)->block_size = size;
     (*out)->owned = owned;
     if (kvc__lock_init(&(*out)->lock)) return KVC_OK;
@@ -5578,86 +5765,209 @@ static void kvc__cache_free(kvc_cache *c)
 
 /* ---- pages; the lock is held ---- */
 
-static uint32_t kvc__page_take(kvc_cache *c)
+/* A page that the ring was promised. */
+static uint32_t kvc__page_take(kvc__pool *pool, kvc__ring *ring)
 {
-    uint32_t page = c->free_pages[--c->n_free], live = c->desc.n_pages - c->n_free;
-    c->refs[page] = 1;
-    if (live > c->peak) c->peak = live;
+    uint32_t page = pool->free_pages[--pool->n_free], live = pool->n_pages - pool->n_free;
+    ring->promised--;
+    pool->n_promised--;
+    pool->refs[page] = 1;
+    if (live > pool->peak) pool->peak = live;
     return page;
 }
 
-static void kvc__page_drop(kvc_cache *c, uint32_t page)
+/* Tells whether the page is free now. */
+static int kvc__page_drop(kvc__pool *pool, uint32_t page)
 {
-    if (--c->refs[page] == 0) c->free_pages[c->n_free++] = page;
+    if (--pool->refs[page] != 0) return 0;
+    pool->free_pages[pool->n_free++] = page;
+    return 1;
 }
 
-static uint32_t *kvc__ring_at(const kvc_seq *s, uint32_t i)
+static uint32_t *kvc__ring_at(const kvc__ring *ring, uint32_t i)
 {
-    return &s->ring[i % s->ring_cap];
+    return &ring->pages[i % ring->cap];
 }
 
-/* Keeps the pages that `length` positions need. */
-static void kvc__seq_trim(kvc_seq *s, uint32_t length)
+/* Gives back pages from the end until `end` is the next. */
+static void kvc__ring_trim(kvc__pool *pool, kvc__ring *ring, uint32_t end)
 {
-    uint32_t keep = (length + s->cache->shape.page_size - 1) >> s->cache->shape.page_shift;
-    while (s->n_pages > keep) kvc__page_drop(s->cache, *kvc__ring_at(s, --s->n_pages));
+    while (ring->end > end && ring->end > ring->first)
+        kvc__page_drop(pool, *kvc__ring_at(ring, --ring->end));
+    if (ring->end > end) ring->end = ring->first = end;
 }
 
-/* A piece of a plane: plane number layer * n_kv_heads + head. */
-static unsigned char *kvc__k_piece(const kvc_cache *c, uint32_t plane, uint32_t page)
+/* What is left of a promise. */
+static void kvc__ring_settle(kvc__pool *pool, kvc__ring *ring)
 {
-    return c->k + ((size_t)plane * c->desc.n_pages + page) * c->shape.k_piece;
-}
-static unsigned char *kvc__v_piece(const kvc_cache *c, uint32_t plane, uint32_t page)
-{
-    return c->v + ((size_t)plane * c->desc.n_pages + page) * c->shape.v_piece;
+    pool->n_promised -= ring->promised;
+    ring->promised = 0;
 }
 
-static void kvc__page_copy(kvc_cache *c, uint32_t to, uint32_t from)
+/* A piece of keys or values of a layer. */
+static unsigned char *kvc__k_piece(const kvc_cache *c, uint32_t layer, uint32_t head, uint32_t page)
 {
-    uint32_t i;
-    for (i = 0; i < c->shape.n_planes; i++) {
-        memcpy(kvc__k_piece(c, i, to), kvc__k_piece(c, i, from), c->shape.k_piece);
-        memcpy(kvc__v_piece(c, i, to), kvc__v_piece(c, i, from), c->shape.v_piece);
+    const kvc__layer_kv *l = &c->layers[layer];
+    const kvc__pool *pool = &c->pools[c->desc.model->layers[layer].reach];
+    return l->k + ((size_t)head * pool->n_pages + page) * l->k_piece;
+}
+static unsigned char *kvc__v_piece(const kvc_cache *c, uint32_t layer, uint32_t head, uint32_t page)
+{
+    const kvc__layer_kv *l = &c->layers[layer];
+    const kvc__pool *pool = &c->pools[c->desc.model->layers[layer].reach];
+    return l->v + ((size_t)head * pool->n_pages + page) * l->v_piece;
+}
+
+static void kvc__page_copy(kvc_cache *c, uint32_t reach, uint32_t to, uint32_t from)
+{
+    const kvc_model *m = c->desc.model;
+    uint32_t i, h;
+    for (i = 0; i < m->n_layers; i++) {
+        if (m->layers[i].reach != reach) continue;
+        for (h = 0; h < m->n_kv_heads; h++) {
+            memcpy(kvc__k_piece(c, i, h, to), kvc__k_piece(c, i, h, from), c->layers[i].k_piece);
+            memcpy(kvc__v_piece(c, i, h, to), kvc__v_piece(c, i, h, from), c->layers[i].v_piece);
+        }
     }
 }
 
-/* Makes room for n more positions: the last page becomes the sequence's own if it is to be
-   written, and new pages are taken. All or nothing. */
+/* ---- a step's pages ---- */
+
+/* The first page that must stay while the next position is `pos`. */
+static uint32_t kvc__first_kept(const kvc_cache *c, const kvc__pool *pool, uint32_t pos)
+{
+    if (pool->window == 0 || pos <= c->desc.n_back) return 0;
+    return kvc__first_seen(pos - c->desc.n_back, pool->window) >> c->page_shift;
+}
+
+/* Pages that the ring must find free for n more positions, which may be computed in chunks. What a
+   window gives back on the way is used again, if nobody else holds it. */
+static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
+{
+    const kvc_cache *c = s->cache;
+    const kvc__pool *pool = &c->pools[reach];
+    const kvc__ring *ring = &s->rings[reach];
+    uint32_t need = ((s->n_pos + n + c->desc.page_size - 1) >> c->page_shift) - ring->end;
+    uint32_t last = s->n_pos >> c->page_shift, alone = 0, i;
+    need += last < ring->end && pool->refs[*kvc__ring_at(ring, last)] > 1;
+    if (need <= 1 || pool->window == 0) return need;
+    for (i = ring->first; i < ring->end; i++) alone += pool->refs[*kvc__ring_at(ring, i)] == 1;
+    return need < pool->ring_cap - alone ? need : pool->ring_cap - alone;
+}
+
+/* The most rows of a chunk, for which rings have room. */
+static uint32_t kvc__seq_chunk(const kvc_seq *s, uint32_t n_batch)
+{
+    const kvc_cache *c = s->cache;
+    uint32_t i;
+    for (i = 0; i < c->desc.model->n_reaches; i++)
+        if (c->pools[i].window != 0 && n_batch > c->desc.n_batch) return c->desc.n_batch;
+    return n_batch;
+}
+
+/* Promises the sequence all pages for n more positions, or none. */
 static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
 {
     kvc_cache *c = s->cache;
-    uint32_t end, need, copy, last;
+    uint32_t need[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches;
+    kvc_result r = KVC_OK;
     if (n > c->desc.n_ctx - s->n_pos)
         return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free",
             c->desc.n_ctx - s->n_pos, "and needed", n);
-    end = s->n_pos + (uint32_t)n;
-    need = ((end + c->shape.page_size - 1) >> c->shape.page_shift) - s->n_pages;
-    last = s->n_pos >> c->shape.page_shift;
     kvc__lock_enter(&c->lock);
-    copy = last < s->n_pages && c->refs[*kvc__ring_at(s, last)] > 1;
-    if (need + copy > c->n_free) {
-        kvc__fail_numbers(err, KVC_ERROR_FULL, "cache", "pages free", c->n_free, "and needed",
-            need + copy);
-        kvc__lock_leave(&c->lock);
-        return KVC_ERROR_FULL;
+    for (i = 0; i < n_reaches && r == KVC_OK; i++) {
+        uint32_t left = c->pools[i].n_free - c->pools[i].n_promised;
+        need[i] = kvc__ring_need(s, i, (uint32_t)n);
+        if (need[i] > left)
+            r = kvc__fail_numbers(err, KVC_ERROR_FULL, "cache", "pages free", left, "and needed",
+                need[i]);
     }
-    if (copy) {
-        uint32_t old = *kvc__ring_at(s, last), page = kvc__page_take(c);
-        kvc__page_copy(c, page, old);
-        kvc__page_drop(c, old);
-        *kvc__ring_at(s, last) = page;
+    for (i = 0; i < n_reaches && r == KVC_OK; i++) {
+        c->pools[i].n_promised += need[i];
+        s->rings[i].promised = need[i];
     }
-    for (; need > 0; need--) *kvc__ring_at(s, s->n_pages++) = kvc__page_take(c);
     kvc__lock_leave(&c->lock);
-    return KVC_OK;
+    return r;
+}
+
+/* Gives back what the next n positions do not see, and takes what they are written to. Returns a
+   page to be copied, to the one that is then the ring's last but new; UINT32_MAX for none. */
+static uint32_t kvc__ring_advance(kvc_seq *s, uint32_t reach, uint32_t n)
+{
+    const kvc_cache *c = s->cache;
+    kvc__pool *pool = &s->cache->pools[reach];
+    kvc__ring *ring = &s->rings[reach];
+    uint32_t end = (s->n_pos + n + c->desc.page_size - 1) >> c->page_shift;
+    uint32_t last = s->n_pos >> c->page_shift, old = UINT32_MAX;
+    uint32_t keep = kvc__first_kept(c, pool, s->n_pos);
+    for (; ring->first < keep && ring->first < ring->end; ring->first++) {
+        if (!kvc__page_drop(pool, *kvc__ring_at(ring, ring->first))) continue;
+        ring->promised++;
+        pool->n_promised++;
+    }
+    if (last < ring->end && pool->refs[*kvc__ring_at(ring, last)] > 1) {
+        old = *kvc__ring_at(ring, last);
+        *kvc__ring_at(ring, last) = kvc__page_take(pool, ring);
+    }
+    while (ring->end < end) *kvc__ring_at(ring, ring->end++) = kvc__page_take(pool, ring);
+    return old;
+}
+
+/* Makes ready for a chunk of n rows. The last page becomes the sequence's own if others hold it;
+   copying it needs no lock, since nobody writes into a page that is shared. */
+static void kvc__seq_advance(kvc_seq *s, uint32_t n)
+{
+    kvc_cache *c = s->cache;
+    uint32_t old[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches, copies = 0;
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < n_reaches; i++) {
+        old[i] = kvc__ring_advance(s, i, n);
+        copies += old[i] != UINT32_MAX;
+    }
+    kvc__lock_leave(&c->lock);
+    if (copies == 0) return;
+    for (i = 0; i < n_reaches; i++)
+        if (old[i] != UINT32_MAX)
+            kvc__page_copy(c, i, *kvc__ring_at(&s->rings[i], s->n_pos >> c->page_shift), old[i]);
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < n_reaches; i++)
+        if (old[i] != UINT32_MAX) kvc__page_drop(&c->pools[i], old[i]);
+    kvc__lock_leave(&c->lock);
+}
+
+/* Ends a step: gives back what no later row sees, and what was promised and not needed. */
+static void kvc__seq_settle(kvc_seq *s)
+{
+    kvc_cache *c = s->cache;
+    uint32_t i;
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        kvc__ring *ring = &s->rings[i];
+        uint32_t keep = kvc__first_kept(c, &c->pools[i], s->n_pos);
+        for (; ring->first < keep && ring->first < ring->end; ring->first++)
+            kvc__page_drop(&c->pools[i], *kvc__ring_at(ring, ring->first));
+        kvc__ring_settle(&c->pools[i], ring);
+    }
+    kvc__lock_leave(&c->lock);
 }
 
 /* ---- sequences ---- */
 
+/* The same pages as the parent's, each with one holder more. */
+static void kvc__ring_share(kvc__pool *pool, kvc__ring *to, const kvc__ring *from)
+{
+    uint32_t i;
+    to->first = from->first;
+    to->end = from->end;
+    for (i = from->first; i < from->end; i++) {
+        *kvc__ring_at(to, i) = *kvc__ring_at(from, i);
+        pool->refs[*kvc__ring_at(to, i)]++;
+    }
+}
+
 static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *parent, kvc_error *err)
 {
-    uint32_t i, j;
+    uint32_t i;
     kvc_seq *s = NULL;
     kvc__lock_enter(&c->lock);
     for (i = 0; i < c->desc.n_seqs && s == NULL; i++)
@@ -5665,11 +5975,11 @@ static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *pare
     if (s != NULL) {
         s->is_open = 1;
         s->n_pos = parent != NULL ? parent->n_pos : 0;
-        s->n_pages = parent != NULL ? parent->n_pages : 0;
         c->n_open++;
-        for (j = 0; j < s->n_pages; j++) {
-            *kvc__ring_at(s, j) = *kvc__ring_at(parent, j);
-            c->refs[*kvc__ring_at(s, j)]++;
+        for (i = 0; i < c->desc.model->n_reaches; i++) {
+            s->rings[i].first = s->rings[i].end = 0;
+            if (parent != NULL)
+                kvc__ring_share(&c->pools[i], &s->rings[i], &parent->rings[i]);
         }
     }
     kvc__lock_leave(&c->lock);
@@ -5678,31 +5988,45 @@ static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *pare
     return kvc__fail(err, KVC_ERROR_FULL, "n_seqs", "all sequences of the cache are open");
 }
 
+/* The shortest length > 0 that it can go back to: where each window is still whole. */
+static uint32_t kvc__seq_least(const kvc_seq *s)
+{
+    const kvc_cache *c = s->cache;
+    uint32_t i, least = 0;
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        uint32_t first = s->rings[i].first << c->page_shift;
+        if (first != 0 && first + c->pools[i].window - 1 > least)
+            least = first + c->pools[i].window - 1;
+    }
+    return least;
+}
+
 static void kvc__seq_rollback(kvc_seq *s, uint32_t length)
 {
-    kvc__lock_enter(&s->cache->lock);
-    kvc__seq_trim(s, length);
+    kvc_cache *c = s->cache;
+    uint32_t i, end = (length + c->desc.page_size - 1) >> c->page_shift;
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->desc.model->n_reaches; i++) kvc__ring_trim(&c->pools[i], &s->rings[i], end);
     s->n_pos = length;
-    kvc__lock_leave(&s->cache->lock);
+    kvc__lock_leave(&c->lock);
 }
 
 static void kvc__seq_close(kvc_seq *s)
 {
+    kvc__seq_rollback(s, 0);
     kvc__lock_enter(&s->cache->lock);
-    kvc__seq_trim(s, 0);
-    s->n_pos = 0;
     s->is_open = 0;
     s->cache->n_open--;
     kvc__lock_leave(&s->cache->lock);
 }
 
 /* A key goes to its lane of a tile, element after element 16 places apart. */
-static void kvc__key_store(const kvc__kernels *kernels, const kvc__page_shape *sh,
-    unsigned char *dst, const float *k, uint32_t n)
+static void kvc__key_store(const kvc__kernels *kernels, kvc_kv_type type, unsigned char *dst,
+    const float *k, uint32_t n)
 {
     uint16_t half[64];
     uint32_t i, j, part;
-    if (sh->k_size == 4) {
+    if (type == KVC_KV_F32) {
         for (i = 0; i < n; i++) ((float *)(void *)dst)[16 * i] = k[i];
         return;
     }
@@ -5714,12 +6038,13 @@ static void kvc__key_store(const kvc__kernels *kernels, const kvc__page_shape *s
 }
 
 /* A value goes to its row; what fills the row up is zero. */
-static void kvc__value_store(const kvc__kernels *kernels, const kvc__page_shape *sh,
-    unsigned char *dst, const float *v, uint32_t n)
+static void kvc__value_store(const kvc__kernels *kernels, kvc_kv_type type, unsigned char *dst,
+    const float *v, uint32_t n, uint32_t v_stride)
 {
-    if (sh->v_size == 2) kernels->to_f16((uint16_t *)(void *)dst, v, n);
+    const size_t size = kvc__kv_size(type);
+    if (type == KVC_KV_F16) kernels->to_f16((uint16_t *)(void *)dst, v, n);
     else memcpy(dst, v, n * sizeof *v);
-    memset(dst + n * sh->v_size, 0, (sh->v_stride - n) * sh->v_size);
+    memset(dst + n * size, 0, (v_stride - n) * size);
 }
 
 /* Stores one position's keys and values of one layer. k: [n_kv_heads, head_dim], v: [n_kv_heads,
@@ -5727,16 +6052,33 @@ static void kvc__value_store(const kvc__kernels *kernels, const kvc__page_shape 
 static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_t layer,
     uint32_t pos, const float *k, const float *v)
 {
-    const kvc__page_shape *sh = &s->cache->shape;
-    const kvc_model *m = s->cache->desc.model;
-    uint32_t at = pos & (sh->page_size - 1), page = *kvc__ring_at(s, pos >> sh->page_shift), h;
+    const kvc_cache *c = s->cache;
+    const kvc_model *m = c->desc.model;
+    const kvc__layer_kv *l = &c->layers[layer];
+    const kvc__ring *ring = &s->rings[m->layers[layer].reach];
+    uint32_t at = pos & (c->desc.page_size - 1), page = *kvc__ring_at(ring, pos >> c->page_shift);
+    uint32_t h;
     for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
-        uint32_t plane = layer * m->n_kv_heads + h;
-        kvc__key_store(kernels, sh, kvc__k_piece(s->cache, plane, page) +
-            ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * sh->k_size, k, m->head_dim);
-        kvc__value_store(kernels, sh, kvc__v_piece(s->cache, plane, page) +
-            (size_t)at * sh->v_stride * sh->v_size, v, m->head_dim_v);
+        kvc__key_store(kernels, l->type_k, kvc__k_piece(c, layer, h, page) +
+            ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * kvc__kv_size(l->type_k), k,
+            m->head_dim);
+        kvc__value_store(kernels, l->type_v, kvc__v_piece(c, layer, h, page) +
+            (size_t)at * c->v_stride * kvc__kv_size(l->type_v), v, m->head_dim_v, c->v_stride);
     }
+}
+
+static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
+{
+    uint32_t i;
+    info->window = pool->window;
+    info->n_layers = pool->n_layers;
+    info->seq_pages = pool->ring_cap;
+    info->page_bytes = pool->page;
+    info->pages_total = pool->n_pages;
+    info->pages_free = pool->n_free;
+    info->pages_live = pool->n_pages - pool->n_free;
+    info->pages_peak = pool->peak;
+    for (i = 0; i < pool->n_pages; i++) info->pages_shared += pool->refs[i] > 1;
 }
 
 static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
@@ -5746,14 +6088,40 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
     info->desc = c->desc;
     info->memory_size = c->block_size;
     info->bytes_per_token = kvc__bytes_per_token(c);
-    info->page_bytes = c->shape.page;
-    info->pages_total = c->desc.n_pages;
+    info->n_reaches = c->desc.model->n_reaches;
     kvc__lock_enter(&c->lock);
     info->n_seqs_open = c->n_open;
-    info->pages_free = c->n_free;
-    info->pages_live = c->desc.n_pages - c->n_free;
-    info->pages_peak = c->peak;
-    for (i = 0; i < c->desc.n_pages; i++) info->pages_shared += c->refs[i] > 1;
+    for (i = 0; i < info->n_reaches; i++) {
+        kvc_reach_info *one = &info->reaches[i];
+        kvc__pool_query(&c->pools[i], one);
+        info->page_bytes += one->page_bytes;
+        info->pages_total += one->pages_total;
+        info->pages_free += one->pages_free;
+        info->pages_live += one->pages_live;
+        info->pages_shared += one->pages_shared;
+        info->pages_peak += one->pages_peak;
+    }
+    kvc__lock_leave(&c->lock);
+}
+
+static void kvc__seq_query(const kvc_seq *s, kvc_seq_info *info)
+{
+    kvc_cache *c = s->cache;
+    uint32_t i, j;
+    memset(info, 0, sizeof *info);
+    info->length = s->n_pos;
+    info->rollback_least = kvc__seq_least(s);
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        const kvc__ring *ring = &s->rings[i];
+        uint32_t own = 0, all = ring->end - ring->first;
+        for (j = ring->first; j < ring->end; j++)
+            own += c->pools[i].refs[*kvc__ring_at(ring, j)] == 1;
+        info->pages_own += own;
+        info->pages_shared += all - own;
+        info->bytes_own += own * c->pools[i].page;
+        info->bytes_shared += (all - own) * c->pools[i].page;
+    }
     kvc__lock_leave(&c->lock);
 }
 
@@ -5847,6 +6215,12 @@ typedef struct kvc__scratch {
     float *parts;                   /* [KVC__MAX_PARTS, n_heads, part], with threads */
 } kvc__scratch;
 
+/* How attention over a reach is cut into runs of spans. */
+typedef struct kvc__cut {
+    uint32_t n_runs, run;           /* of spans in a unit of ATTEND, and spans in a run */
+    uint32_t n_apart;               /* the most spans of a unit that are kept apart */
+} kvc__cut;
+
 typedef struct kvc__plan {
     const kvc_model *model;
     const kvc__kernels *kernels;
@@ -5863,9 +6237,13 @@ typedef struct kvc__plan {
     int is_decode;
     kvc__group *groups;             /* [n_batch] the rows in n_groups parts */
     uint32_t n_groups;
-    uint32_t n_runs, run;           /* of spans in a unit of ATTEND, and spans in a run */
-    uint32_t n_apart;               /* the most spans of a unit that are kept apart */
+    kvc__cut cuts[KVC_MAX_REACHES];
 } kvc__plan;
+
+static const kvc__cut *kvc__cut_of(const kvc__plan *p, const kvc__op *op)
+{
+    return &p->cuts[p->model->layers[op->layer].reach];
+}
 
 /* ---- building ---- */
 
@@ -6033,14 +6411,14 @@ static void kvc__prepare_groups(kvc__plan *p)
 }
 
 /* The most spans that a group sees. */
-static uint32_t kvc__most_spans(const kvc__plan *p)
+static uint32_t kvc__most_spans(const kvc__plan *p, uint32_t window)
 {
     uint32_t i, n, most = 0;
     for (i = 0; i < p->n_groups; i++) {
         const kvc__group *g = &p->groups[i];
         uint32_t pos = p->rows[g->row].pos;
         n = (pos + g->n_rows - 1) / KVC__SPAN + 1 -
-            kvc__first_seen(pos, p->model->window) / KVC__SPAN;
+            kvc__first_seen(pos, window) / KVC__SPAN;
         if (n > most) most = n;
     }
     return most;
@@ -6050,15 +6428,18 @@ static uint32_t kvc__most_spans(const kvc__plan *p)
    left and must stay one: the first run merges as it goes, the spans of the others are kept apart,
    a part each, until KVC__OP_MERGE. There is memory for KVC__MAX_PARTS parts; if the rows see more
    spans than that, the first run takes what is left. */
-static void kvc__prepare_runs(kvc__plan *p)
+static void kvc__prepare_runs(kvc__plan *p, uint32_t reach)
 {
-    uint32_t n = kvc__most_spans(p), slots = KVC__MAX_PARTS / p->n_rows;
+    kvc__cut *cut = &p->cuts[reach];
+    uint32_t n = kvc__most_spans(p, p->model->reaches[reach].window);
+    uint32_t slots = KVC__MAX_PARTS / p->n_rows;
     uint64_t units = (uint64_t)p->n_groups * p->n_head_groups, want = 4 * p->n_threads;
-    p->n_runs = 1;
+    memset(cut, 0, sizeof *cut);
+    cut->n_runs = 1;
     if (p->n_threads == 1 || units >= want || slots < 2 || n < 3) return;
-    p->run = (uint32_t)((n * units + want - 1) / want);
-    p->n_apart = n - p->run < slots - 1 ? n - p->run : slots - 1;
-    p->n_runs = 1 + kvc__div_up(p->n_apart, p->run);
+    cut->run = (uint32_t)((n * units + want - 1) / want);
+    cut->n_apart = n - cut->run < slots - 1 ? n - cut->run : slots - 1;
+    cut->n_runs = 1 + kvc__div_up(cut->n_apart, cut->run);
 }
 
 static void kvc__prepare(const kvc__plan *p, kvc__op *op)
@@ -6068,10 +6449,11 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
     if (op->kind == KVC__OP_MATRIX) {
         kvc__prepare_matrix(p, op);
     } else if (op->kind == KVC__OP_ATTEND) {
-        op->n_units = (uint64_t)p->n_groups * p->n_head_groups * p->n_runs;
+        op->n_units = (uint64_t)p->n_groups * p->n_head_groups * kvc__cut_of(p, op)->n_runs;
         op->tile_units = 1;
     } else if (op->kind == KVC__OP_MERGE) {
-        op->n_units = p->n_runs > 1 ? (uint64_t)p->n_groups * p->n_head_groups : 0;
+        op->n_units = (uint64_t)p->n_groups * p->n_head_groups;
+        if (kvc__cut_of(p, op)->n_runs == 1) op->n_units = 0;
         op->tile_units = 1;
     } else {
         op->n_units = op->n_rows;
@@ -6089,7 +6471,7 @@ static void kvc__plan_prepare(kvc__plan *p, float *logits)
     uint32_t i;
     p->ops[p->n_ops - 1].dst[0] = logits;
     kvc__prepare_groups(p);
-    kvc__prepare_runs(p);
+    for (i = 0; i < p->model->n_reaches; i++) kvc__prepare_runs(p, i);
     for (i = 0; i < p->n_ops; i++) kvc__prepare(p, &p->ops[i]);
 }
 
@@ -6175,67 +6557,71 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     const kvc__group *g = &p->groups[unit / p->n_head_groups];
     const kvc__row *r = &p->rows[g->row];
     const kvc_cache *c = r->seq->cache;
+    const kvc__layer_kv *l = &c->layers[op->layer];
+    const uint32_t reach = m->layers[op->layer].reach;
     a->n_rows = g->n_rows;
     a->n_q = left < KVC__MAX_QUERIES ? left : KVC__MAX_QUERIES;
     a->q_stride = (size_t)m->n_heads * m->head_dim;
     a->out_stride = (size_t)m->n_heads * m->head_dim_v;
     a->q = p->s.q + g->row * a->q_stride + (size_t)first * m->head_dim;
     a->out = p->s.att + g->row * a->out_stride + (size_t)first * m->head_dim_v;
-    a->k = kvc__k_piece(c, op->layer * m->n_kv_heads + head, 0);
-    a->v = kvc__v_piece(c, op->layer * m->n_kv_heads + head, 0);
-    a->k_piece = c->shape.k_piece;
-    a->v_piece = c->shape.v_piece;
-    a->ring = r->seq->ring;
-    a->ring_cap = r->seq->ring_cap;
-    a->page_shift = c->shape.page_shift;
+    a->k = kvc__k_piece(c, op->layer, head, 0);
+    a->v = kvc__v_piece(c, op->layer, head, 0);
+    a->k_piece = l->k_piece;
+    a->v_piece = l->v_piece;
+    a->ring = r->seq->rings[reach].pages;
+    a->ring_cap = r->seq->rings[reach].cap;
+    a->page_shift = c->page_shift;
     a->head_dim = m->head_dim;
     a->head_dim_v = m->head_dim_v;
-    a->v_stride = c->shape.v_stride;
+    a->v_stride = c->v_stride;
     a->pos = r->pos;
-    a->window = m->window;
+    a->window = m->reaches[reach].window;
     a->from = kvc__first_seen(a->pos, a->window) / KVC__SPAN;
     a->to = (a->pos + a->n_rows - 1) / KVC__SPAN + 1;
-    a->type_k = c->desc.type_k;
-    a->type_v = c->desc.type_v;
+    a->type_k = l->type_k;
+    a->type_v = l->type_v;
     a->parts = NULL;
 }
 
 /* Where the parts of a unit's spans are kept: the state first, then those of the last spans, which
    start at *apart. */
-static float *kvc__attend_parts(const kvc__plan *p, const kvc__attn *a, uint32_t unit,
-    uint32_t *apart)
+static float *kvc__attend_parts(const kvc__plan *p, const kvc__cut *cut, const kvc__attn *a,
+    uint32_t unit, uint32_t *apart)
 {
     const kvc__group *g = &p->groups[unit / p->n_head_groups];
     size_t part = kvc__part_floats(a->v_stride), query;
     uint32_t n = a->to - a->from;
     query = (size_t)g->row * p->model->n_heads + kvc__first_head(p, unit) * g->n_rows;
-    *apart = a->from + (n > p->n_apart + p->run ? n - p->n_apart : n < p->run ? n : p->run);
-    return p->s.parts + query * (p->n_apart + 1) * part;
+    *apart = a->from +
+        (n > cut->n_apart + cut->run ? n - cut->n_apart : n < cut->run ? n : cut->run);
+    return p->s.parts + query * (cut->n_apart + 1) * part;
 }
 
 /* One run of a unit's spans; the runs follow each other in all units. */
 static void kvc__attend_run(const kvc__plan *p, const kvc__op *op, uint32_t index, uint32_t worker)
 {
+    const kvc__cut *cut = kvc__cut_of(p, op);
     uint32_t n_units = p->n_groups * p->n_head_groups, run = index / n_units, apart;
     size_t part;
     kvc__attn a;
     kvc__attend_unit(p, op, index % n_units, &a);
     part = (size_t)a.n_rows * a.n_q * kvc__part_floats(a.v_stride);
     a.work = p->s.attn + worker * p->s.attn_floats;
-    if (p->n_runs == 1) {
+    if (cut->n_runs == 1) {
         a.state = a.work + kvc__attn_floats(KVC__MAX_QUERIES, a.head_dim, a.v_stride);
         p->kernels->attention(&a);
         a.from = a.to;
         p->kernels->attention_merge(&a);
         return;
     }
-    a.state = kvc__attend_parts(p, &a, index % n_units, &apart);
+    a.state = kvc__attend_parts(p, cut, &a, index % n_units, &apart);
     if (run == 0) {
         a.to = apart;
     } else {
-        a.from = apart + (run - 1) * p->run;
+        a.from = apart + (run - 1) * cut->run;
         if (a.from >= a.to) return;
-        if (a.to - a.from > p->run) a.to = a.from + p->run;
+        if (a.to - a.from > cut->run) a.to = a.from + cut->run;
         a.parts = a.state + (a.from - apart + 1) * part;
     }
     p->kernels->attention(&a);
@@ -6245,7 +6631,7 @@ static void kvc__attend_merge(const kvc__plan *p, const kvc__op *op, uint32_t un
 {
     kvc__attn a;
     kvc__attend_unit(p, op, unit, &a);
-    a.state = kvc__attend_parts(p, &a, unit, &a.from);
+    a.state = kvc__attend_parts(p, kvc__cut_of(p, op), &a, unit, &a.from);
     a.parts = a.state + (size_t)a.n_rows * a.n_q * kvc__part_floats(a.v_stride);
     p->kernels->attention_merge(&a);
 }
@@ -6928,14 +7314,17 @@ static void kvc__request_chunk(kvc_ctx *ctx, const kvc__request *q, size_t first
 
 static kvc_result kvc__request_run(kvc_ctx *ctx, const kvc__request *q, kvc_error *err)
 {
-    size_t first, row = 0, n;
+    size_t first, row = 0, n, most;
     kvc_result r = kvc__request_check(ctx, q, err);
     if (r != KVC_OK) return r;
+    most = kvc__seq_chunk(q->seq, ctx->desc.n_batch);
     if ((r = kvc__seq_reserve(q->seq, q->n_tokens, err)) != KVC_OK) return r;
     for (first = 0; first < q->n_tokens; first += n) {
-        n = q->n_tokens - first < ctx->desc.n_batch ? q->n_tokens - first : ctx->desc.n_batch;
+        n = q->n_tokens - first < most ? q->n_tokens - first : most;
+        kvc__seq_advance(q->seq, (uint32_t)n);
         kvc__request_chunk(ctx, q, first, (uint32_t)n, &row);
     }
+    kvc__seq_settle(q->seq);
     return KVC_OK;
 }
 
@@ -7516,11 +7905,11 @@ KVC_API size_t kvc_text_end(kvc_text_stream *stream, char buf[4])
 KVC_API size_t kvc_cache_size(const kvc_cache_desc *desc)
 {
     kvc_cache_desc d;
-    kvc__page_shape shape;
+    kvc__pool pools[KVC_MAX_REACHES];
     size_t size = 0;
     if (desc == NULL) return 0;
     d = *desc;
-    return kvc__cache_measure(&d, &shape, &size, NULL) == KVC_OK ? size : 0;
+    return kvc__cache_measure(&d, pools, &size, NULL) == KVC_OK ? size : 0;
 }
 
 KVC_API kvc_result kvc_cache_new(kvc_cache **out, const kvc_cache_desc *desc, kvc_error *err)
@@ -7573,9 +7962,15 @@ KVC_API uint32_t kvc_seq_capacity(const kvc_seq *seq)
     return seq->cache->desc.n_ctx;
 }
 
+KVC_API void kvc_seq_query(const kvc_seq *seq, kvc_seq_info *info)
+{
+    kvc__seq_query(seq, info);
+}
+
 KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length)
 {
     if (seq == NULL || !seq->is_open || length > seq->n_pos) return KVC_ERROR_ARGUMENT;
+    if (length != 0 && length < kvc__seq_least(seq)) return KVC_ERROR_ARGUMENT;
     kvc__seq_rollback(seq, length);
     return KVC_OK;
 }

@@ -552,6 +552,8 @@ typedef struct model_shape {
     float yarn_beta_fast, yarn_beta_slow;   /* no keys */
     int rope_freqs;             /* a rope_freqs.weight tensor with factors from 1 to 8 */
     uint32_t window;            /* attention.sliding_window, no key */
+    uint32_t pattern;           /* attention.sliding_window_pattern, no key */
+    int pattern_list;           /* the pattern is written as a truth value for each layer */
     uint32_t version;           /* of the format, 3 */
     uint32_t alignment;         /* 32; another value is written as a key */
     uint64_t seed;
@@ -626,6 +628,20 @@ static inline const char *model_key(char buf[64], const char *name) {
     return buf;
 }
 
+static inline void model_write_pattern(gguf_writer *w, const model_shape *s) {
+    char key[64];
+    uint32_t i;
+    model_key(key, "attention.sliding_window_pattern");
+    if (s->pattern && s->pattern_list) {
+        gguf_array_start(w, key, GGUF_VALUE_BOOL, s->n_layers);
+        for (i = 0; i < s->n_layers; i++)
+            gguf_int(&w->meta, i % s->pattern + 1 < s->pattern, 1);
+        gguf_meta_end(w, key);
+    } else if (s->pattern) {
+        gguf_meta_u32(w, key, s->pattern);
+    }
+}
+
 static inline void model_write_rope(gguf_writer *w, const model_shape *s) {
     gguf_meta_u32(w, "llama.rope.dimension_count", s->rope_dim);
     gguf_meta_f32(w, "llama.rope.freq_base", s->rope_base);
@@ -659,6 +675,7 @@ static inline void model_write_shape(gguf_writer *w, const model_shape *s) {
         gguf_meta_u32(w, model_key(key, "attention.value_length"), s->head_dim_v);
     }
     if (s->window) gguf_meta_u32(w, model_key(key, "attention.sliding_window"), s->window);
+    model_write_pattern(w, s);
     model_write_rope(w, s);
 }
 

@@ -185,6 +185,7 @@ typedef struct naive_model {
     const unsigned char *image;
     size_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, head_dim_v, n_ff, n_vocab;
     size_t rope_dim, window;
+    size_t pattern;             /* every so many layers, one sees everything; 0: none does */
     double epsilon;
     int round_q8;               /* set by a test: activations that meet a quantized matrix are
                                    rounded to 8 bits, as kvc.h does */
@@ -209,6 +210,7 @@ static inline void naive_open(naive_model *m, const void *gguf) {
     m->n_vocab = naive_find(image, "token_embd.weight").n_out;
     m->rope_dim = naive_size(image, "llama.rope.dimension_count", m->head_dim);
     m->window = naive_size(image, "llama.attention.sliding_window", 0);
+    m->pattern = naive_size(image, "llama.attention.sliding_window_pattern", 0);
     m->epsilon = naive_number(image, "llama.attention.layer_norm_rms_epsilon", 0);
 }
 
@@ -328,14 +330,14 @@ static inline void naive_rope(const naive_model *m, double *x, size_t n, size_t 
 }
 
 /* out [n, n_heads, head_dim_v]: position t of a head looks back at the positions up to t (the last
-   `window` of them), scores each by q.k / sqrt(head_dim), and takes the mean of their v weighted by
+   `window` of them, if that is not 0), scores each by q.k / sqrt(head_dim), and takes the mean of their v weighted by
    the softmax of the scores. n_heads / n_kv_heads query heads share one key and value head. */
 static inline void naive_attention(const naive_model *m, double *out, const double *q,
-    const double *k, const double *v, size_t n) {
+    const double *k, const double *v, size_t n, size_t window) {
     size_t d = m->head_dim, dv = m->head_dim_v, t, h, j, i;
     double *p = naive_new(1, n);
     for (t = 0; t < n; t++) {
-        size_t first = m->window && t + 1 > m->window ? t + 1 - m->window : 0;
+        size_t first = window && t + 1 > window ? t + 1 - window : 0;
         for (h = 0; h < m->n_heads; h++) {
             size_t g = h / (m->n_heads / m->n_kv_heads);
             double largest = -INFINITY, sum = 0, *o = out + (t * m->n_heads + h) * dv;
@@ -396,7 +398,8 @@ static inline double *naive_forward(const naive_model *m, const int32_t *tokens,
         naive_rope(m, k, n, m->n_kv_heads);
         for (i = 0; m->round_kv && i < n * k_size; i++) k[i] = naive_round_f16(k[i]);
         for (i = 0; m->round_kv && i < n * v_size; i++) v[i] = naive_round_f16(v[i]);
-        naive_attention(m, o, q, k, v, n);
+        naive_attention(m, o, q, k, v, n,
+            m->pattern && il % m->pattern == m->pattern - 1 ? 0 : m->window);
         naive_linear(m, y, o, n, W("attn_output"), B("attn_output"));
         for (i = 0; i < n * m->n_embd; i++) x[i] += y[i];
 

@@ -325,6 +325,9 @@ static void test_wrong_types(void **state) {
         TEXT(LLAMA("attention.key_length"), "16"),
         TEXT(LLAMA("attention.value_length"), "16"),
         TEXT(LLAMA("attention.sliding_window"), "16"),
+        TEXT(LLAMA("attention.sliding_window_pattern"), "2"),
+        ARRAY(LLAMA("attention.sliding_window_pattern"), U32, 2),
+        ARRAY(LLAMA("attention.sliding_window_pattern"), BOOL, 3),  /* not one for each layer */
         TEXT(LLAMA("rope.dimension_count"), "16"),
         NUMBER(LLAMA("rope.dimension_count"), F32, 16),
         TEXT(LLAMA("rope.freq_base"), "10000"),

@@ -34,6 +34,7 @@ static const kind kinds[] = {
     {"Q4_0 kv f32", KVC_KV_F32, {TINY, .type = GGUF_Q4_0}},
     {"Q4_0 kv f16", KVC_KV_F16, {TINY, .type = GGUF_Q4_0}},
     {"window 20", KVC_KV_F32, {TINY, .window = 20, .tied = 1}},
+    {"windows of two lengths", KVC_KV_F16, {TINY, .window = 20, .pattern = 2, .n_layers = 3}},
     {"odd sizes, MQA, biases", KVC_KV_F16,
         {.n_embd = 50, .n_heads = 3, .n_kv_heads = 1, .head_dim = 20, .n_ff = 71, .n_vocab = 37,
          .biases = 1}},
