@@ -64,8 +64,8 @@ static double limit_of(bench *b, machine_kind kind, const char *isa, uint32_t th
     return 0.0;
 }
 
-/* What bounds a context: memory as fast as the fastest way of reading it, peaks of its set, or of the
-   best set for cblas, which chooses its own. */
+/* What bounds a context: memory as fast as the fastest way of reading it, peaks of its set, or of
+   the best set for cblas, which chooses its own. */
 typedef struct bounds {
     double read, f32, int8;
 } bounds;

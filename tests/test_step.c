@@ -312,6 +312,8 @@ static void test_tile_counts(void **state) {
     static const model_shape shape = {.n_layers = 1, .n_embd = 64, .n_heads = 4, .n_ff = 9000,
         .n_vocab = 20000, .n_tokens = 1};
     rig r;
+    kvc_cache *cache;
+    kvc_seq *seq;
     kvc_ctx *ctx;
     size_t i;
     uint32_t op;
@@ -321,6 +323,9 @@ static void test_tile_counts(void **state) {
     /* each row a group of its own: the same position again and again */
     ctx->plan.rows = (kvc__row *)gguf_must(calloc(1u << 20, sizeof *ctx->plan.rows));
     ctx->plan.groups = (kvc__group *)gguf_must(calloc(1u << 20, sizeof *ctx->plan.groups));
+    cache = new_cache(&r, 16, 1, 16, KVC_KV_F32);
+    seq = new_seq(cache);
+    for (i = 0; i < 1u << 20; i++) ctx->plan.rows[i].seq = seq;
     for (i = 0; i < COUNT(rows); i++) {
         ctx->plan.n_rows = ctx->plan.n_wanted = rows[i];
         kvc__plan_prepare(&ctx->plan, NULL);
@@ -333,6 +338,7 @@ static void test_tile_counts(void **state) {
     }
     free(ctx->plan.rows);
     free(ctx->plan.groups);
+    kvc_cache_free(cache);
     kvc_ctx_free(ctx);
     rig_close(&r);
 }

@@ -174,6 +174,7 @@ static inline kvc_cache *new_cache(const rig *r, uint32_t n_ctx, uint32_t n_seqs
     desc.n_ctx = n_ctx;
     desc.n_seqs = n_seqs;
     desc.page_size = page_size;
+    desc.n_back = n_ctx;            /* a test may go back anywhere */
     desc.type_k = type;
     desc.type_v = type;
     OK(kvc_cache_new(&cache, &desc, &last));
