@@ -441,6 +441,14 @@ typedef enum kvc_kv_type {      /* how K and V are stored */
 
 typedef struct kvc_cache kvc_cache;
 
+/* What a sequence does whose positions are used up. */
+typedef enum kvc_policy {
+    KVC_POLICY_ERROR = 0,       /* the step is refused with KVC_ERROR_FULL; nothing is lost */
+    KVC_POLICY_WINDOW = 1       /* the oldest positions are removed, a page at a time, but for the
+                                   first n_keep ("attention sinks", Xiao et al. 2023,
+                                   StreamingLLM) */
+} kvc_policy;
+
 typedef struct kvc_cache_desc {
     uint32_t start_canary;      /* 0 */
     const kvc_model *model;     /* must outlive the cache */
@@ -455,6 +463,8 @@ typedef struct kvc_cache_desc {
     uint32_t n_back;            /* positions that kvc_seq_rollback can surely go back from the
                                    longest that the sequence was, where layers see a window only.
                                    0: page_size */
+    uint32_t n_cuts;            /* ranges that may be missing inside a sequence at once (see
+                                   kvc_seq_remove), at most 4,096; 0: 8 */
     kvc_kv_type type_k, type_v; /* 0: KVC_KV_F32 */
     kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
                                    allocator */
@@ -513,6 +523,12 @@ KVC_API kvc_result kvc_seq_open(kvc_seq **out, kvc_cache *cache, kvc_error *err)
 /* Gives its pages back; NULL is allowed. */
 KVC_API void kvc_seq_close(kvc_seq *seq);
 
+/* What happens when the sequence is full; KVC_POLICY_ERROR if this is never called. n_keep: first
+   positions that KVC_POLICY_WINDOW keeps, at most kvc_seq_capacity less two pages. A fork has its
+   parent's policy. Errors: ARGUMENT. */
+KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t n_keep,
+    kvc_error *err);
+
 /* A second sequence with the same past, which costs no K/V memory: pages are shared until one of
    the two writes into a shared page, which copies that page alone. KVC_ERROR_FULL as
    kvc_seq_open. */
@@ -540,6 +556,16 @@ KVC_API void kvc_seq_query(const kvc_seq *seq, kvc_seq_info *info);
    KVC_ERROR_ARGUMENT if length is more than kvc_seq_length, or is not 0 and less than
    rollback_least of kvc_seq_info. */
 KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length);
+
+/* Forgets positions [from, to). Later ones move up: they keep what they were computed from, and
+   their distance to what lies before the range shrinks by its length. The logits that follow are
+   those of such a cache, not of a cold run of the tokens that are left. Costs no time for the
+   positions that stay, and no precision, however often it is done: keys are not touched, queries
+   are turned to meet them. Errors: ARGUMENT (from < to <= kvc_seq_length does not hold; or window
+   layers have given back positions that come into their window again), FULL (more than n_cuts
+   ranges would be missing; adjoining ones count as one, and one that reaches the end is a
+   roll-back). After an error the sequence is as before. */
+KVC_API kvc_result kvc_seq_remove(kvc_seq *seq, uint32_t from, uint32_t to, kvc_error *err);
 
 /* ---- context and steps ---- */
 
@@ -1842,22 +1868,38 @@ typedef struct kvc__mm {
 #define KVC__MAX_QUERIES 48u    /* of a group; their weights of a span take 51 KiB */
 #define KVC__PART_TAIL 16u
 
+/* Slots of a sequence that follow each other without a gap. A slot is the place that a position got
+   when it was computed; its key is turned by it for good. Where positions were removed, a new
+   extent begins, and what lies before is `gap` positions nearer than its slots tell: queries are
+   turned back by that much to meet its keys (rotations add up: Su et al. 2021), so that no key is
+   ever touched again. */
+typedef struct kvc__extent {
+    uint32_t slot, end;         /* slots from slot to end - 1; of the last extent: what a step adds
+                                   is not counted yet */
+    uint32_t page;              /* the number in the ring of the page that slot lies in */
+    uint32_t gap;               /* positions removed between this extent and the last */
+} kvc__extent;
+
 /* Attention of a group: consecutive rows of one sequence, and query heads that share one key head.
-   Its queries are counted row by row: query i is head i % n_q of row i / n_q. Positions count from
-   the start of the sequence; position p lies in page ring[(p / page) % ring_cap]. A part is what a
-   span gives for a query: the weighted sum of the values [v_stride], then in KVC__PART_TAIL floats
-   the largest score and the sum of the weights. */
+   Its queries are counted row by row: query i is head i % n_q of row i / n_q. A part is what a span
+   gives for a query: the weighted sum of the values [v_stride], then in KVC__PART_TAIL floats the
+   largest score and the sum of the weights. Spans are numbered through all extents. */
 typedef struct kvc__attn {
     const float *q;             /* [n_rows, q_stride]: n_q heads of head_dim, rotated and scaled */
     float *out;                 /* [n_rows, out_stride]: n_q heads of head_dim_v */
     size_t q_stride, out_stride;
     const unsigned char *k, *v; /* the pieces of page 0 of this layer's and head's planes */
     size_t k_piece, v_piece;    /* bytes from page to page */
-    const uint32_t *ring;
+    const uint32_t *ring;       /* page i at [i % ring_cap] */
     uint32_t ring_cap, page_shift;
+    const kvc__extent *extents;
+    uint32_t n_extents;
+    const float *turns;         /* [n_extents - 1, 2, rope_dim]: back by the gap of each; see the
+                                   kernel rope */
+    uint32_t rope_dim, apart;   /* as that kernel takes them */
     uint32_t n_rows, n_q;       /* at most KVC__MAX_QUERIES queries */
     uint32_t head_dim, head_dim_v, v_stride;    /* v_stride: elements from row to row */
-    uint32_t pos, window;       /* row r sees the positions up to its own, pos + r, and of these the
+    uint32_t slot, window;      /* row r sees the slots up to its own, slot + r, and of these the
                                    last `window` if that is not 0 */
     uint32_t from, to;          /* the spans of this call, by number */
     kvc_kv_type type_k, type_v;
@@ -1871,17 +1913,21 @@ static uint32_t kvc__part_floats(uint32_t v_stride)
     return v_stride + KVC__PART_TAIL;
 }
 
-/* Floats of working memory: the weights of a span, its parts and a copy of the queries. */
+/* Floats of working memory: the weights of a span, its parts, a copy of the queries, and one of
+   them turned. */
 static size_t kvc__attn_floats(uint32_t n_queries, uint32_t head_dim, uint32_t v_stride)
 {
-    return (size_t)n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + head_dim);
+    return (size_t)n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + head_dim) +
+        head_dim;
 }
 
 /* A span as the queries of a group see it. Tiles beyond its own are the first of the next span;
    for a tile that no query sees, the nearest one that some query sees is given. */
 typedef struct kvc__span {
     const unsigned char *k[KVC__SPAN_TILES + 8], *v[KVC__SPAN_TILES + 8];   /* tiles */
-    uint32_t lo[KVC__MAX_QUERIES], hi[KVC__MAX_QUERIES];    /* lo <= position - start < hi, and */
+    uint32_t extent;
+    uint32_t start;             /* the first slot */
+    uint32_t lo[KVC__MAX_QUERIES], hi[KVC__MAX_QUERIES];    /* lo <= slot - start < hi, and */
     uint32_t n_queries;                                     /* lo == hi for none; both rise */
     uint32_t first, last;       /* first <= tile < last: the tiles that any query sees */
 } kvc__span;
@@ -1907,8 +1953,8 @@ KVC__INLINE void kvc__ask_begin(const unsigned char *const *at, uint32_t n)
         for (j = 0; j < 256; j += 64) kvc__prefetch((const void *)((uintptr_t)at[i] + j));
 }
 
-/* Asks for what lies KVC__STREAM_AHEAD behind p in a stream of weights, which may be past the end. A
-   stream goes through many pages of memory, as above. */
+/* Asks for what lies KVC__STREAM_AHEAD bytes behind p in a stream of weights, which may be past the
+   end. A stream goes through many pages of memory, as above. */
 #define KVC__STREAM_AHEAD 1536u
 
 KVC__INLINE void kvc__ask_stream(const unsigned char *p)
@@ -1927,19 +1973,70 @@ static uint32_t kvc__first_seen(uint32_t pos, uint32_t window)
     return window != 0 && pos >= window ? pos - window + 1 : 0;
 }
 
-static uint32_t kvc__span_clamp(uint32_t pos, uint32_t start)
+/* Spans that [slot, end) touches; at least one. */
+static uint32_t kvc__spans_touched(uint32_t slot, uint32_t end)
 {
-    return pos <= start ? 0 : pos - start < KVC__SPAN ? pos - start : KVC__SPAN;
+    return end <= slot ? 1 : (end - 1) / KVC__SPAN - slot / KVC__SPAN + 1;
+}
+
+/* The first of those slots of an extent that a row sees. */
+static uint32_t kvc__extent_seen(const kvc__extent *t, uint32_t slot, uint32_t window)
+{
+    uint32_t first = kvc__first_seen(slot - t->gap, window);
+    return first < t->slot ? t->slot : first;
+}
+
+/* The number of the span that holds the first slot that a row sees. */
+static uint32_t kvc__span_first(const kvc__extent *t, uint32_t n, uint32_t slot, uint32_t window)
+{
+    uint32_t i, number = 0, seen;
+    for (i = 0; i + 1 < n; i++, t++) {
+        seen = kvc__extent_seen(t, slot, window);
+        if (seen < t->end) return number + seen / KVC__SPAN - t->slot / KVC__SPAN;
+        number += kvc__spans_touched(t->slot, t->end);
+    }
+    return number + kvc__extent_seen(t, slot, window) / KVC__SPAN - t->slot / KVC__SPAN;
+}
+
+/* One past the number of the span that holds a row's own slot. */
+static uint32_t kvc__span_end(const kvc__extent *t, uint32_t n, uint32_t slot)
+{
+    uint32_t number = 0;
+    for (; n > 1; n--, t++) number += kvc__spans_touched(t->slot, t->end);
+    return number + kvc__spans_touched(t->slot, slot + 1);
+}
+
+/* Which extent a span lies in, and where it starts there. */
+static void kvc__span_find(kvc__span *s, const kvc__attn *a, uint32_t number)
+{
+    const kvc__extent *t = a->extents;
+    uint32_t n;
+    for (s->extent = 0; s->extent + 1 < a->n_extents; s->extent++, t++, number -= n) {
+        n = kvc__spans_touched(t->slot, t->end);
+        if (number < n) break;
+    }
+    s->start = (t->slot / KVC__SPAN + number) * KVC__SPAN;
+}
+
+static uint32_t kvc__span_clamp(uint32_t slot, uint32_t start)
+{
+    return slot <= start ? 0 : slot - start < KVC__SPAN ? slot - start : KVC__SPAN;
 }
 
 /* All but the tiles' places. */
 static void kvc__span_bounds(kvc__span *s, const kvc__attn *a, uint32_t number)
 {
-    uint32_t start = number * KVC__SPAN, r, i, lo, hi;
+    const kvc__extent *t;
+    uint32_t r, i, lo, hi, own;
+    kvc__span_find(s, a, number);
+    t = &a->extents[s->extent];
     s->n_queries = 0;
     for (r = 0; r < a->n_rows; r++) {
-        lo = kvc__span_clamp(kvc__first_seen(a->pos + r, a->window), start);
-        hi = kvc__span_clamp(a->pos + r + 1, start);
+        own = a->slot + r;
+        hi = s->extent + 1 < a->n_extents ? t->end : own + 1;
+        hi = kvc__span_clamp(hi, s->start);
+        lo = kvc__span_clamp(kvc__extent_seen(t, own, a->window), s->start);
+        if (lo > hi) lo = hi;
         for (i = 0; i < a->n_q; i++) {
             s->lo[s->n_queries] = lo;
             s->hi[s->n_queries++] = hi;
@@ -1949,21 +2046,23 @@ static void kvc__span_bounds(kvc__span *s, const kvc__attn *a, uint32_t number)
     s->last = (s->hi[s->n_queries - 1] + 15) / 16;
 }
 
-static void kvc__span_tiles(kvc__span *s, const kvc__attn *a, uint32_t number)
+static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
 {
+    const kvc__extent *t = &a->extents[s->extent];
     const size_t k_tile = 16 * a->head_dim * kvc__kv_size(a->type_k);
     const size_t v_tile = 16 * a->v_stride * kvc__kv_size(a->type_v);
-    const uint32_t first = number * KVC__SPAN_TILES + s->first;
-    const uint32_t last = (a->pos + a->n_rows - 1) / 16;
+    const uint32_t end = s->extent + 1 < a->n_extents ? t->end : a->slot + a->n_rows;
+    const uint32_t first = s->start / 16 + s->first, last = (end - 1) / 16;
     const uint32_t shift = a->page_shift - 4, mask = (1u << shift) - 1u;
+    const uint32_t base = t->page - (t->slot >> a->page_shift);
     size_t page = 0;
     uint32_t i, tile, was = UINT32_MAX;
     for (i = 0; i < KVC__SPAN_TILES + 8; i++) {
-        tile = number * KVC__SPAN_TILES + i;
+        tile = s->start / 16 + i;
         tile = tile < first ? first : tile < last ? tile : last;
         if (tile >> shift != was) {
             was = tile >> shift;
-            page = a->ring[was % a->ring_cap];
+            page = a->ring[(base + was) % a->ring_cap];
         }
         s->k[i] = a->k + page * a->k_piece + (tile & mask) * k_tile;
         s->v[i] = a->v + page * a->v_piece + (tile & mask) * v_tile;
@@ -5113,6 +5212,27 @@ static kvc_result kvc__model_rope(kvc_model *m, const float *factors, kvc_error 
     return KVC_OK;
 }
 
+/* Elements between the two of a pair. */
+static uint32_t kvc__rope_apart(const kvc_model *m)
+{
+    return m->arch->rope == KVC__ROPE_NEXT ? 1 : m->rope_dim / 2;
+}
+
+/* The turn of a position, as the kernel rope reads it, [2, rope_dim]. */
+static void kvc__rope_turn(const kvc_model *m, double pos, float scale, float *turn)
+{
+    float *own = turn, *other = turn + m->rope_dim;
+    uint32_t apart = kvc__rope_apart(m), i, a;
+    for (i = 0; i < m->rope_dim / 2; i++) {
+        double s, c;
+        kvc__sincos(pos * m->rope_freq[i], &s, &c);
+        a = apart == 1 ? 2 * i : i;
+        own[a] = own[a + apart] = (float)c * scale;
+        other[a + apart] = (float)s * scale;
+        other[a] = -other[a + apart];
+    }
+}
+
 /* ---- weights ---- */
 
 static uint64_t kvc__side_length(const kvc_model *m, uint32_t side)
@@ -5489,6 +5609,9 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
    layers see only a window, pages that fell out of it are given back, so the ring holds a window
    however long the sequence is. Pages are counted by reference: a fork counts up, the first write
    into a page that others hold copies it.
+   Where positions were removed from the middle, the numbers of the pages before move up to close
+   the ring, and the rest of the sequence is another extent (see kvc__extent): a slot is the
+   place of a position before anything was removed.
    A step promises itself all pages that it may take before it takes the first, so that it cannot
    fail half-way. The lock guards counts, promises, free lists and slots; rows that a sequence has
    written are never written again while shared, so reading them needs no lock.
@@ -5525,6 +5648,11 @@ struct kvc_seq {
     kvc_cache *cache;
     uint32_t is_open;
     uint32_t n_pos;                     /* positions held; the next token's position */
+    kvc_policy policy;
+    uint32_t n_keep;
+    uint32_t n_extents;               /* at least 1; tokens are added to the last */
+    kvc__extent *extents;            /* [n_cuts + 2] */
+    float *turns;                       /* [n_cuts + 1, 2, rope_dim] see kvc__attn */
     kvc__ring rings[KVC_MAX_REACHES];
 };
 
@@ -5567,6 +5695,9 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
     if (d->n_back == 0) d->n_back = d->page_size;
     if (d->n_back > (1u << 30))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_back", "more than 2^30");
+    if (d->n_cuts == 0) d->n_cuts = 8;
+    if (d->n_cuts > 4096)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_cuts", "more than 4096");
     if (d->type_k == KVC_KV_DEFAULT) d->type_k = KVC_KV_F32;
     if (d->type_v == KVC_KV_DEFAULT) d->type_v = KVC_KV_F32;
     if (!kvc__kv_type_known(d->type_k))
@@ -5660,6 +5791,26 @@ static void kvc__rings_layout(kvc__arena *arena, kvc_cache *c, const kvc__pool *
     }
 }
 
+static void kvc__extents_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d)
+{
+    const size_t n = d->n_cuts + 2, n_turns = (n - 1) * 2 * d->model->rope_dim;
+    kvc__extent *extents;
+    float *turns;
+    size_t all = 0, all_turns = 0;
+    uint32_t i;
+    if (!kvc__mul_size(&all, n, d->n_seqs) || !kvc__mul_size(&all_turns, n_turns, d->n_seqs))
+        arena->overflow = 1;
+    extents = (kvc__extent *)kvc__take(arena, all, sizeof *extents);
+    turns = (float *)kvc__take(arena, all_turns, sizeof *turns);
+    if (arena->base == NULL) return;
+    memset(extents, 0, all * sizeof *extents);
+    for (i = 0; i < d->n_seqs; i++) {
+        c->seqs[i].extents = extents + i * n;
+        c->seqs[i].turns = turns + i * n_turns;
+        c->seqs[i].n_extents = 1;
+    }
+}
+
 static void kvc__planes_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d,
     const kvc__pool *pools)
 {
@@ -5704,6 +5855,7 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
         if (c != NULL) c->pools[i] = pool;
         kvc__rings_layout(arena, c, &pool, i, d->n_seqs);
     }
+    kvc__extents_layout(arena, c, d);
     kvc__planes_layout(arena, c, d, pools);
     return c;
 }
@@ -5804,6 +5956,30 @@ static void kvc__ring_settle(kvc__pool *pool, kvc__ring *ring)
     ring->promised = 0;
 }
 
+/* Drops a page of the ring; a running step may use it again if nobody else holds it. */
+static void kvc__ring_drop(kvc__pool *pool, kvc__ring *ring, uint32_t i, int again)
+{
+    if (!kvc__page_drop(pool, *kvc__ring_at(ring, i)) || !again) return;
+    ring->promised++;
+    pool->n_promised++;
+}
+
+/* Drops the pages numbered from `from` to `to` - 1 and gives those before higher numbers, so that
+   the ring has no gap. from 0: there are none before. */
+static void kvc__ring_cut(kvc__pool *pool, kvc__ring *ring, uint32_t from, uint32_t to, int again)
+{
+    uint32_t i, n = to - from;
+    for (i = ring->first > from ? ring->first : from; i < to && i < ring->end; i++)
+        kvc__ring_drop(pool, ring, i, again);
+    if (ring->first >= from || from == 0) {
+        if (ring->first < to) ring->first = to;
+        return;
+    }
+    for (i = from; i > ring->first; i--)
+        *kvc__ring_at(ring, i - 1 + n) = *kvc__ring_at(ring, i - 1);
+    ring->first += n;
+}
+
 /* A piece of keys or values of a layer. */
 static unsigned char *kvc__k_piece(const kvc_cache *c, uint32_t layer, uint32_t head, uint32_t page)
 {
@@ -5831,26 +6007,95 @@ static void kvc__page_copy(kvc_cache *c, uint32_t reach, uint32_t to, uint32_t f
     }
 }
 
-/* ---- a step's pages ---- */
+/* ---- places ---- */
 
-/* The first page that must stay while the next position is `pos`. */
-static uint32_t kvc__first_kept(const kvc_cache *c, const kvc__pool *pool, uint32_t pos)
+#define KVC__MAX_SLOTS (1u << 30)   /* with a policy, a sequence ends here at last */
+
+static kvc__extent *kvc__seq_last(const kvc_seq *s)
 {
-    if (pool->window == 0 || pos <= c->desc.n_back) return 0;
-    return kvc__first_seen(pos - c->desc.n_back, pool->window) >> c->page_shift;
+    return &s->extents[s->n_extents - 1];
 }
 
-/* Pages that the ring must find free for n more positions, which may be computed in chunks. What a
-   window gives back on the way is used again, if nobody else holds it. */
+/* The number in the rings of the page that a slot lies in. */
+static uint32_t kvc__page_of(const kvc_cache *c, const kvc__extent *t, uint32_t slot)
+{
+    return t->page + (slot >> c->page_shift) - (t->slot >> c->page_shift);
+}
+
+/* The slot of a position; pos may be the next one. */
+static uint32_t kvc__slot_of(const kvc_seq *s, uint32_t pos, uint32_t *extent)
+{
+    const kvc__extent *t = s->extents;
+    for (*extent = 0; *extent + 1 < s->n_extents; ++*extent, t++) {
+        if (pos < t->end - t->slot) break;
+        pos -= t->end - t->slot;
+    }
+    return t->slot + pos;
+}
+
+/* The page of a position. */
+static uint32_t kvc__page_at(const kvc_seq *s, uint32_t pos)
+{
+    uint32_t extent, slot = kvc__slot_of(s, pos, &extent);
+    return kvc__page_of(s->cache, &s->extents[extent], slot);
+}
+
+/* The first position that lies in page `page` or after it. */
+static uint32_t kvc__pos_of_page(const kvc_seq *s, uint32_t page)
+{
+    const kvc_cache *c = s->cache;
+    const kvc__extent *t = s->extents;
+    uint32_t pos = 0, i;
+    for (i = 0; i + 1 < s->n_extents && kvc__page_of(c, t, t->end - 1) < page; i++, t++)
+        pos += t->end - t->slot;
+    if (page <= t->page) return pos;
+    return pos + ((page - t->page + (t->slot >> c->page_shift)) << c->page_shift) - t->slot;
+}
+
+/* Writes down the gaps and turns of all extents anew. */
+static void kvc__seq_measure(kvc_seq *s)
+{
+    const kvc_model *m = s->cache->desc.model;
+    uint32_t i, n = s->n_extents, pos = 0;
+    for (i = 0; i < n; i++) {
+        kvc__extent *t = &s->extents[i];
+        t->gap = t->slot - pos;
+        pos += t->end - t->slot;
+    }
+    s->n_pos = pos;
+    for (i = 0; i < n; i++) {
+        kvc__extent *t = &s->extents[i];
+        t->gap = s->extents[n - 1].gap - t->gap;
+        if (i + 1 < n)
+            kvc__rope_turn(m, -(double)t->gap, 1.0f, s->turns + (size_t)i * 2 * m->rope_dim);
+    }
+    s->extents[n - 1].gap = 0;
+}
+
+/* ---- a step's pages ---- */
+
+/* The first page that must stay: of the window of the next position, and of those that a roll-back
+   may lead to. */
+static uint32_t kvc__first_kept(const kvc_seq *s, const kvc__pool *pool)
+{
+    uint64_t back = (uint64_t)pool->window - 1 + s->cache->desc.n_back;
+    if (pool->window == 0 || s->n_pos <= back) return 0;
+    return kvc__page_at(s, s->n_pos - (uint32_t)back);
+}
+
+/* Pages that the ring must find free for n more positions, which may be computed in chunks. What is
+   given back on the way is used again, if nobody else holds it. */
 static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
 {
     const kvc_cache *c = s->cache;
     const kvc__pool *pool = &c->pools[reach];
     const kvc__ring *ring = &s->rings[reach];
-    uint32_t need = ((s->n_pos + n + c->desc.page_size - 1) >> c->page_shift) - ring->end;
-    uint32_t last = s->n_pos >> c->page_shift, alone = 0, i;
+    const kvc__extent *t = kvc__seq_last(s);
+    uint32_t last = kvc__page_of(c, t, t->end), alone = 0, i, need;
+    need = kvc__page_of(c, t, t->end + n - 1) + 1;
+    need = need > ring->end ? need - ring->end : 0;
     need += last < ring->end && pool->refs[*kvc__ring_at(ring, last)] > 1;
-    if (need <= 1 || pool->window == 0) return need;
+    if (need == 0 || (pool->window == 0 && s->policy == KVC_POLICY_ERROR)) return need;
     for (i = ring->first; i < ring->end; i++) alone += pool->refs[*kvc__ring_at(ring, i)] == 1;
     return need < pool->ring_cap - alone ? need : pool->ring_cap - alone;
 }
@@ -5871,9 +6116,11 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
     kvc_cache *c = s->cache;
     uint32_t need[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches;
     kvc_result r = KVC_OK;
-    if (n > c->desc.n_ctx - s->n_pos)
-        return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free",
-            c->desc.n_ctx - s->n_pos, "and needed", n);
+    uint32_t most = c->desc.n_ctx - s->n_pos;
+    if (s->policy != KVC_POLICY_ERROR) most = KVC__MAX_SLOTS - kvc__seq_last(s)->end;
+    if (n > most)
+        return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free", most,
+            "and needed", n);
     kvc__lock_enter(&c->lock);
     for (i = 0; i < n_reaches && r == KVC_OK; i++) {
         uint32_t left = c->pools[i].n_free - c->pools[i].n_promised;
@@ -5890,21 +6137,26 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
     return r;
 }
 
-/* Gives back what the next n positions do not see, and takes what they are written to. Returns a
-   page to be copied, to the one that is then the ring's last but new; UINT32_MAX for none. */
-static uint32_t kvc__ring_advance(kvc_seq *s, uint32_t reach, uint32_t n)
+/* Gives back what no row sees any more; it may be used again by the running step. */
+static void kvc__ring_give(kvc_seq *s, uint32_t reach)
+{
+    kvc__pool *pool = &s->cache->pools[reach];
+    kvc__ring *ring = &s->rings[reach];
+    uint32_t keep = kvc__first_kept(s, pool);
+    for (; ring->first < keep && ring->first < ring->end; ring->first++)
+        kvc__ring_drop(pool, ring, ring->first, 1);
+}
+
+/* Takes the pages that the next n positions are written to. Returns a page to be copied, to the one
+   that now has its place; UINT32_MAX for none. */
+static uint32_t kvc__ring_extend(kvc_seq *s, uint32_t reach, uint32_t n)
 {
     const kvc_cache *c = s->cache;
     kvc__pool *pool = &s->cache->pools[reach];
     kvc__ring *ring = &s->rings[reach];
-    uint32_t end = (s->n_pos + n + c->desc.page_size - 1) >> c->page_shift;
-    uint32_t last = s->n_pos >> c->page_shift, old = UINT32_MAX;
-    uint32_t keep = kvc__first_kept(c, pool, s->n_pos);
-    for (; ring->first < keep && ring->first < ring->end; ring->first++) {
-        if (!kvc__page_drop(pool, *kvc__ring_at(ring, ring->first))) continue;
-        ring->promised++;
-        pool->n_promised++;
-    }
+    const kvc__extent *t = kvc__seq_last(s);
+    uint32_t end = kvc__page_of(c, t, t->end + n - 1) + 1;
+    uint32_t last = kvc__page_of(c, t, t->end), old = UINT32_MAX;
     if (last < ring->end && pool->refs[*kvc__ring_at(ring, last)] > 1) {
         old = *kvc__ring_at(ring, last);
         *kvc__ring_at(ring, last) = kvc__page_take(pool, ring);
@@ -5913,26 +6165,80 @@ static uint32_t kvc__ring_advance(kvc_seq *s, uint32_t reach, uint32_t n)
     return old;
 }
 
-/* Makes ready for a chunk of n rows. The last page becomes the sequence's own if others hold it;
-   copying it needs no lock, since nobody writes into a page that is shared. */
-static void kvc__seq_advance(kvc_seq *s, uint32_t n)
+/* Removes the range; the checks are done. again: the pages may be used by the running step. */
+static void kvc__seq_cut(kvc_seq *s, uint32_t from, uint32_t to, int again)
 {
     kvc_cache *c = s->cache;
-    uint32_t old[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches, copies = 0;
+    kvc__extent *t = s->extents;
+    uint32_t i, j, slot_i = kvc__slot_of(s, from, &i), slot_j = kvc__slot_of(s, to, &j), left, n;
+    uint32_t page_j = kvc__page_of(c, &t[j], slot_j), page_i = page_j, moved, end = t[j].end;
+    left = i + (slot_i > t[i].slot);            /* extents before the range */
+    if (from > 0) page_i = kvc__page_at(s, from - 1) + 1;
+    moved = page_j > page_i ? page_j - page_i : 0;
+    for (n = 0; n < c->desc.model->n_reaches; n++)
+        kvc__ring_cut(&c->pools[n], &s->rings[n], from > 0 ? page_j - moved : 0, page_j, again);
+    if (slot_i > t[i].slot) t[i].end = slot_i;
+    memmove(&t[left + 1], &t[j + 1], (s->n_extents - j - 1) * sizeof *t);
+    t[left].slot = slot_j;
+    t[left].end = end;
+    t[left].page = page_j;
+    for (n = 0; n < left; n++) t[n].page += moved;
+    s->n_extents -= j;
+    s->n_extents += left;
+    kvc__seq_measure(s);
+}
+
+/* Rows that fit before another page would be one too many; at least one, after removing the oldest
+   that need not be kept. When that happens depends on the sequence's own past alone. */
+static uint32_t kvc__seq_slide(kvc_seq *s, uint32_t n)
+{
+    const kvc_cache *c = s->cache;
+    const uint32_t most = (c->desc.n_ctx + c->desc.page_size - 1) >> c->page_shift;
+    uint32_t end, i, slot;
+    for (;;) {
+        const kvc__extent *t = kvc__seq_last(s);
+        end = s->extents[0].page + most - t->page + (t->slot >> c->page_shift);
+        end <<= c->page_shift;
+        if (end > t->end) return n < end - t->end ? n : end - t->end;
+        slot = kvc__slot_of(s, s->n_keep, &i);
+        end = ((slot >> c->page_shift) + 1) << c->page_shift;
+        if (end > s->extents[i].end) end = s->extents[i].end;
+        kvc__seq_cut(s, s->n_keep, s->n_keep + end - slot, 1);
+    }
+}
+
+/* Makes ready for the next rows, n at most, and returns how many. The last page becomes the
+   sequence's own if others hold it; copying it needs no lock, since nobody writes into a page that
+   is shared. */
+static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
+{
+    kvc_cache *c = s->cache;
+    uint32_t old[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches, copies = 0, page;
     kvc__lock_enter(&c->lock);
+    if (s->policy == KVC_POLICY_WINDOW) n = kvc__seq_slide(s, n);
     for (i = 0; i < n_reaches; i++) {
-        old[i] = kvc__ring_advance(s, i, n);
+        kvc__ring_give(s, i);
+        old[i] = kvc__ring_extend(s, i, n);
         copies += old[i] != UINT32_MAX;
     }
     kvc__lock_leave(&c->lock);
-    if (copies == 0) return;
+    if (copies == 0) return n;
+    page = kvc__page_of(c, kvc__seq_last(s), kvc__seq_last(s)->end);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX)
-            kvc__page_copy(c, i, *kvc__ring_at(&s->rings[i], s->n_pos >> c->page_shift), old[i]);
+            kvc__page_copy(c, i, *kvc__ring_at(&s->rings[i], page), old[i]);
     kvc__lock_enter(&c->lock);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX) kvc__page_drop(&c->pools[i], old[i]);
     kvc__lock_leave(&c->lock);
+    return n;
+}
+
+/* Counts n rows that were computed. */
+static void kvc__seq_add(kvc_seq *s, uint32_t n)
+{
+    kvc__seq_last(s)->end += n;
+    s->n_pos += n;
 }
 
 /* Ends a step: gives back what no later row sees, and what was promised and not needed. */
@@ -5942,11 +6248,8 @@ static void kvc__seq_settle(kvc_seq *s)
     uint32_t i;
     kvc__lock_enter(&c->lock);
     for (i = 0; i < c->desc.model->n_reaches; i++) {
-        kvc__ring *ring = &s->rings[i];
-        uint32_t keep = kvc__first_kept(c, &c->pools[i], s->n_pos);
-        for (; ring->first < keep && ring->first < ring->end; ring->first++)
-            kvc__page_drop(&c->pools[i], *kvc__ring_at(ring, ring->first));
-        kvc__ring_settle(&c->pools[i], ring);
+        kvc__ring_give(s, i);
+        kvc__ring_settle(&c->pools[i], &s->rings[i]);
     }
     kvc__lock_leave(&c->lock);
 }
@@ -5965,6 +6268,28 @@ static void kvc__ring_share(kvc__pool *pool, kvc__ring *to, const kvc__ring *fro
     }
 }
 
+/* Everything but the pages. */
+static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
+{
+    const size_t n = parent->n_extents, turn = 2 * s->cache->desc.model->rope_dim;
+    s->n_pos = parent->n_pos;
+    s->policy = parent->policy;
+    s->n_keep = parent->n_keep;
+    s->n_extents = parent->n_extents;
+    memcpy(s->extents, parent->extents, n * sizeof *s->extents);
+    memcpy(s->turns, parent->turns, (n - 1) * turn * sizeof *s->turns);
+}
+
+/* Empty, without pages. */
+static void kvc__seq_begin(kvc_seq *s)
+{
+    s->n_pos = 0;
+    s->policy = KVC_POLICY_ERROR;
+    s->n_keep = 0;
+    s->n_extents = 1;
+    memset(s->extents, 0, sizeof *s->extents);
+}
+
 static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *parent, kvc_error *err)
 {
     uint32_t i;
@@ -5974,8 +6299,9 @@ static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *pare
         if (!c->seqs[i].is_open) s = &c->seqs[i];
     if (s != NULL) {
         s->is_open = 1;
-        s->n_pos = parent != NULL ? parent->n_pos : 0;
         c->n_open++;
+        kvc__seq_begin(s);
+        if (parent != NULL) kvc__seq_inherit(s, parent);
         for (i = 0; i < c->desc.model->n_reaches; i++) {
             s->rings[i].first = s->rings[i].end = 0;
             if (parent != NULL)
@@ -5994,9 +6320,9 @@ static uint32_t kvc__seq_least(const kvc_seq *s)
     const kvc_cache *c = s->cache;
     uint32_t i, least = 0;
     for (i = 0; i < c->desc.model->n_reaches; i++) {
-        uint32_t first = s->rings[i].first << c->page_shift;
-        if (first != 0 && first + c->pools[i].window - 1 > least)
-            least = first + c->pools[i].window - 1;
+        uint32_t first = kvc__pos_of_page(s, s->rings[i].first);
+        if (c->pools[i].window == 0 || first == 0) continue;
+        if (first + c->pools[i].window - 1 > least) least = first + c->pools[i].window - 1;
     }
     return least;
 }
@@ -6004,11 +6330,60 @@ static uint32_t kvc__seq_least(const kvc_seq *s)
 static void kvc__seq_rollback(kvc_seq *s, uint32_t length)
 {
     kvc_cache *c = s->cache;
-    uint32_t i, end = (length + c->desc.page_size - 1) >> c->page_shift;
+    kvc__extent *t;
+    uint32_t i, end = 0, slot;
     kvc__lock_enter(&c->lock);
+    if (length == 0) {
+        s->n_extents = 1;
+        memset(s->extents, 0, sizeof *s->extents);
+    } else {
+        slot = kvc__slot_of(s, length - 1, &i);
+        t = &s->extents[i];
+        end = kvc__page_of(c, t, slot) + 1;
+        t->end = slot + 1;
+        s->n_extents = i + 1;
+    }
     for (i = 0; i < c->desc.model->n_reaches; i++) kvc__ring_trim(&c->pools[i], &s->rings[i], end);
-    s->n_pos = length;
+    kvc__seq_measure(s);
     kvc__lock_leave(&c->lock);
+}
+
+/* Whether windows are whole when [from, to) is gone: the first position that the next row then sees
+   must still be held. */
+static int kvc__seq_can_cut(const kvc_seq *s, uint32_t from, uint32_t to)
+{
+    const kvc_cache *c = s->cache;
+    uint32_t i, seen;
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        seen = kvc__first_seen(s->n_pos - (to - from), c->pools[i].window);
+        if (seen >= from) seen += to - from;
+        if (kvc__page_at(s, seen) < s->rings[i].first) return 0;
+    }
+    return 1;
+}
+
+static kvc_result kvc__seq_remove(kvc_seq *s, uint32_t from, uint32_t to, kvc_error *err)
+{
+    uint32_t i, j, n = s->n_extents, slot;
+    if (to == s->n_pos) {
+        if (from != 0 && from < kvc__seq_least(s))
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "from", "less than rollback_least");
+        kvc__seq_rollback(s, from);
+        return KVC_OK;
+    }
+    slot = kvc__slot_of(s, from, &i);
+    kvc__slot_of(s, to, &j);
+    n = n - (j - i) + (slot > s->extents[i].slot);
+    if (n > s->cache->desc.n_cuts + 1)
+        return kvc__fail_numbers(err, KVC_ERROR_FULL, "n_cuts", "ranges missing would be", n - 1,
+            "and may be", s->cache->desc.n_cuts);
+    if (!kvc__seq_can_cut(s, from, to))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "from",
+            "layers that see a window have given back what they would see again");
+    kvc__lock_enter(&s->cache->lock);
+    kvc__seq_cut(s, from, to, 0);
+    kvc__lock_leave(&s->cache->lock);
+    return KVC_OK;
 }
 
 static void kvc__seq_close(kvc_seq *s)
@@ -6050,14 +6425,14 @@ static void kvc__value_store(const kvc__kernels *kernels, kvc_kv_type type, unsi
 /* Stores one position's keys and values of one layer. k: [n_kv_heads, head_dim], v: [n_kv_heads,
    head_dim_v]. The page is the sequence's own. */
 static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_t layer,
-    uint32_t pos, const float *k, const float *v)
+    uint32_t slot, const float *k, const float *v)
 {
     const kvc_cache *c = s->cache;
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
     const kvc__ring *ring = &s->rings[m->layers[layer].reach];
-    uint32_t at = pos & (c->desc.page_size - 1), page = *kvc__ring_at(ring, pos >> c->page_shift);
-    uint32_t h;
+    uint32_t at = slot & (c->desc.page_size - 1), h;
+    uint32_t page = *kvc__ring_at(ring, kvc__page_of(c, kvc__seq_last(s), slot));
     for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
         kvc__key_store(kernels, l->type_k, kvc__k_piece(c, layer, h, page) +
             ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * kvc__kv_size(l->type_k), k,
@@ -6174,10 +6549,10 @@ typedef struct kvc__op {
     int use_cblas;
 } kvc__op;
 
-/* One row of a step: one token at one position of one sequence. */
+/* One row of a step: one token at one slot of one sequence. */
 typedef struct kvc__row {
     const kvc_seq *seq;
-    uint32_t pos;
+    uint32_t slot;
     kvc_token token;
 } kvc__row;
 
@@ -6401,7 +6776,7 @@ static void kvc__prepare_groups(kvc__plan *p)
     p->n_groups = 0;
     for (row = 0; row < p->n_rows; row++) {
         const kvc__row *r = &p->rows[row];
-        if (g == NULL || g->n_rows == most || r->seq != r[-1].seq || r->pos != r[-1].pos + 1) {
+        if (g == NULL || g->n_rows == most || r->seq != r[-1].seq || r->slot != r[-1].slot + 1) {
             g = &p->groups[p->n_groups++];
             g->row = row;
             g->n_rows = 0;
@@ -6416,9 +6791,9 @@ static uint32_t kvc__most_spans(const kvc__plan *p, uint32_t window)
     uint32_t i, n, most = 0;
     for (i = 0; i < p->n_groups; i++) {
         const kvc__group *g = &p->groups[i];
-        uint32_t pos = p->rows[g->row].pos;
-        n = (pos + g->n_rows - 1) / KVC__SPAN + 1 -
-            kvc__first_seen(pos, window) / KVC__SPAN;
+        const kvc__row *r = &p->rows[g->row];
+        n = kvc__span_end(r->seq->extents, r->seq->n_extents, r->slot + g->n_rows - 1) -
+            kvc__span_first(r->seq->extents, r->seq->n_extents, r->slot, window);
         if (n > most) most = n;
     }
     return most;
@@ -6490,29 +6865,13 @@ static void kvc__form_part(const kvc__plan *p, const kvc__op *op, const float *x
         p->kernels->to_lanes(op->make.lanes + row * kvc__lanes_stride(width), x, width, from, n);
 }
 
-/* Elements between the two of a pair. */
-static uint32_t kvc__rope_apart(const kvc_model *m)
-{
-    return m->arch->rope == KVC__ROPE_NEXT ? 1 : m->rope_dim / 2;
-}
-
 static void kvc__embed_row(const kvc__plan *p, uint32_t row)
 {
     const kvc_model *m = p->model;
     const kvc__row *r = &p->rows[row];
-    float *own = p->s.turns + (size_t)row * 2 * m->rope_dim, *other = own + m->rope_dim;
-    uint32_t apart = kvc__rope_apart(m), i;
     kvc__decode_row(p->s.x + (size_t)row * m->n_embd,
         m->embd.data + (size_t)(uint32_t)r->token * m->embd.row_size, m->embd.type, m->n_embd);
-    for (i = 0; i < m->rope_dim / 2; i++) {
-        double s, c;
-        uint32_t a;
-        kvc__sincos((double)r->pos * m->rope_freq[i], &s, &c);
-        a = apart == 1 ? 2 * i : i;
-        own[a] = own[a + apart] = (float)c * m->rope_scale;
-        other[a + apart] = (float)s * m->rope_scale;
-        other[a] = -other[a + apart];
-    }
+    kvc__rope_turn(m, (double)r->slot, m->rope_scale, p->s.turns + (size_t)row * 2 * m->rope_dim);
 }
 
 static void kvc__norm_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
@@ -6535,7 +6894,7 @@ static void kvc__rope_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
     p->kernels->rope(q, m->n_heads, m->head_dim, m->rope_dim, apart, turn,
         1.0f / sqrtf((float)m->head_dim));
     p->kernels->rope(k, m->n_kv_heads, m->head_dim, m->rope_dim, apart, turn, 1.0f);
-    kvc__kv_store(p->kernels, r->seq, op->layer, r->pos, k,
+    kvc__kv_store(p->kernels, r->seq, op->layer, r->slot, k,
         p->s.v + (size_t)row * m->n_kv_heads * m->head_dim_v);
 }
 
@@ -6575,10 +6934,15 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->head_dim = m->head_dim;
     a->head_dim_v = m->head_dim_v;
     a->v_stride = c->v_stride;
-    a->pos = r->pos;
+    a->extents = r->seq->extents;
+    a->n_extents = r->seq->n_extents;
+    a->turns = r->seq->turns;
+    a->rope_dim = m->rope_dim;
+    a->apart = kvc__rope_apart(m);
+    a->slot = r->slot;
     a->window = m->reaches[reach].window;
-    a->from = kvc__first_seen(a->pos, a->window) / KVC__SPAN;
-    a->to = (a->pos + a->n_rows - 1) / KVC__SPAN + 1;
+    a->from = kvc__span_first(a->extents, a->n_extents, a->slot, a->window);
+    a->to = kvc__span_end(a->extents, a->n_extents, a->slot + a->n_rows - 1);
     a->type_k = l->type_k;
     a->type_v = l->type_v;
     a->parts = NULL;
@@ -7280,7 +7644,8 @@ static kvc_result kvc__request_check(const kvc_ctx *ctx, const kvc__request *q, 
                 "is not rising or not below n_tokens, it is", q->rows[i]);
     }
     /* too many for the sequence: that is what the caller is told, without reading them all */
-    if (q->n_tokens > q->seq->cache->desc.n_ctx) return KVC_OK;
+    if (q->seq->policy == KVC_POLICY_ERROR && q->n_tokens > q->seq->cache->desc.n_ctx)
+        return KVC_OK;
     for (i = 0; i < q->n_tokens; i++) {
         if (q->tokens[i] < 0 || (uint32_t)q->tokens[i] >= m->n_vocab)
             return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "tokens", "entry", i,
@@ -7301,7 +7666,7 @@ static void kvc__request_chunk(kvc_ctx *ctx, const kvc__request *q, size_t first
     p->is_decode = q->is_decode;
     for (i = 0; i < n; i++) {
         p->rows[i].seq = q->seq;
-        p->rows[i].pos = q->seq->n_pos + i;
+        p->rows[i].slot = kvc__seq_last(q->seq)->end + i;
         p->rows[i].token = q->tokens[first + i];
         if (*row < q->n_rows && q->rows[*row] == first + i) {
             p->wanted[p->n_wanted++] = i;
@@ -7309,7 +7674,7 @@ static void kvc__request_chunk(kvc_ctx *ctx, const kvc__request *q, size_t first
         }
     }
     kvc__step_run(ctx, q->logits != NULL ? q->logits + row_0 * ctx->desc.model->n_vocab : NULL);
-    q->seq->n_pos += n;
+    kvc__seq_add(q->seq, n);
 }
 
 static kvc_result kvc__request_run(kvc_ctx *ctx, const kvc__request *q, kvc_error *err)
@@ -7321,7 +7686,7 @@ static kvc_result kvc__request_run(kvc_ctx *ctx, const kvc__request *q, kvc_erro
     if ((r = kvc__seq_reserve(q->seq, q->n_tokens, err)) != KVC_OK) return r;
     for (first = 0; first < q->n_tokens; first += n) {
         n = q->n_tokens - first < most ? q->n_tokens - first : most;
-        kvc__seq_advance(q->seq, (uint32_t)n);
+        n = kvc__seq_advance(q->seq, (uint32_t)n);
         kvc__request_chunk(ctx, q, first, (uint32_t)n, &row);
     }
     kvc__seq_settle(q->seq);
@@ -7943,6 +8308,24 @@ KVC_API void kvc_seq_close(kvc_seq *seq)
     if (seq != NULL && seq->is_open) kvc__seq_close(seq);
 }
 
+KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t n_keep,
+    kvc_error *err)
+{
+    const kvc_cache_desc *d;
+    if (seq == NULL || !seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (policy != KVC_POLICY_ERROR && policy != KVC_POLICY_WINDOW)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "policy", "not a kvc_policy");
+    d = &seq->cache->desc;
+    if (policy == KVC_POLICY_WINDOW &&
+        (d->n_ctx < 2 * d->page_size || n_keep > d->n_ctx - 2 * d->page_size))
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_keep", "the sequence holds", d->n_ctx,
+            "positions, of which two pages must be free to go; to be kept are", n_keep);
+    seq->policy = policy;
+    seq->n_keep = n_keep;
+    return KVC_OK;
+}
+
 KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *err)
 {
     if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
@@ -7973,6 +8356,16 @@ KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length)
     if (length != 0 && length < kvc__seq_least(seq)) return KVC_ERROR_ARGUMENT;
     kvc__seq_rollback(seq, length);
     return KVC_OK;
+}
+
+KVC_API kvc_result kvc_seq_remove(kvc_seq *seq, uint32_t from, uint32_t to, kvc_error *err)
+{
+    if (seq == NULL || !seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (from >= to || to > seq->n_pos)
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, from >= to ? "from" : "to",
+            "the range is empty or passes the end: from", from, "to", to);
+    return kvc__seq_remove(seq, from, to, err);
 }
 
 /* ---- context and steps ---- */
@@ -9816,15 +10209,23 @@ KVC__FORCE KVC__(vec) KVC__(load_kv)(const unsigned char *p, const kvc_kv_type t
     return KVC__(load)((const float *)(const void *)p);
 }
 
-/* Copies the queries for the tiles: [tile, head_dim, queries of the tile]. */
-static void KVC__(pack_queries)(const kvc__attn *a, float *q)
+/* Copies the queries for the tiles: [tile, head_dim, queries of the tile]; turned back by the gap
+   of the extent, if it is not the last. */
+static void KVC__(pack_queries)(const kvc__attn *a, uint32_t extent, float *q)
 {
+    const float *turn = a->turns + (size_t)extent * 2 * a->rope_dim;
+    float *turned = q + (size_t)a->n_rows * a->n_q * a->head_dim;
     uint32_t n = a->n_rows * a->n_q, i, j, d, n_q;
     for (i = 0; i < n; i += n_q, q += n_q * a->head_dim) {
         n_q = KVC__(tile_queries)(n - i);
         for (j = 0; j < n_q; j++) {
             const float *from = a->q + (i + j) / a->n_q * a->q_stride +
                 (i + j) % a->n_q * a->head_dim;
+            if (extent + 1 < a->n_extents) {
+                memcpy(turned, from, a->head_dim * sizeof *turned);
+                KVC__(rope)(turned, 1, a->head_dim, a->rope_dim, a->apart, turn, 1.0f);
+                from = turned;
+            }
             for (d = 0; d < a->head_dim; d++) q[d * n_q + j] = from[d];
         }
     }
@@ -10078,16 +10479,17 @@ static void KVC__(attention)(const kvc__attn *a)
     const size_t stride = kvc__part_floats(a->v_stride);
     float *weight = a->work, *part = weight + (size_t)n * KVC__WEIGHT_STRIDE;
     float *q = part + n * stride;
-    uint32_t number, i;
+    uint32_t number, i, packed = UINT32_MAX;
     kvc__span s;
     if (a->parts != NULL) part = a->parts;
     else memset(a->state, 0, n * stride * sizeof(float));
     for (i = 0; a->parts == NULL && i < n; i++)     /* makes the first keep 0 and its take 1 */
         a->state[i * stride + a->v_stride] = -kvc__bits_f32(0x7f800000u);
-    KVC__(pack_queries)(a, q);
     for (number = a->from; number < a->to; number++) {
         kvc__span_bounds(&s, a, number);
-        kvc__span_tiles(&s, a, number);
+        kvc__span_tiles(&s, a);
+        if (s.extent != packed) KVC__(pack_queries)(a, s.extent, q);
+        packed = s.extent;
         KVC__(scores)(a, &s, q, weight);
         KVC__(softmax)(a, &s, weight, part);
         KVC__(values)(a, &s, weight, part);

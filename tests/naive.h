@@ -310,8 +310,10 @@ static inline double naive_rope_angles(const naive_model *m, double *angle) {
         (yarn ? 1 + 0.1 * log(factor) : 1);
 }
 
-/* Turns the pairs (2i, 2i + 1) of every head of x [n, heads, head_dim]. */
-static inline void naive_rope(const naive_model *m, double *x, size_t n, size_t heads) {
+/* Turns the pairs (2i, 2i + 1) of every head of x [n, heads, head_dim], which are at the positions
+   from `first` on. */
+static inline void naive_rope(const naive_model *m, double *x, size_t first, size_t n,
+    size_t heads) {
     double *angle = naive_new(1, m->rope_dim / 2);
     double length = naive_rope_angles(m, angle);
     size_t t, h, i;
@@ -319,7 +321,7 @@ static inline void naive_rope(const naive_model *m, double *x, size_t n, size_t 
         for (h = 0; h < heads; h++) {
             double *head = x + (t * heads + h) * m->head_dim;
             for (i = 0; i < m->rope_dim / 2; i++) {
-                double a = head[2 * i], b = head[2 * i + 1], turn = (double)t * angle[i];
+                double a = head[2 * i], b = head[2 * i + 1], turn = (double)(first + t) * angle[i];
                 double c = length * cos(turn), s = length * sin(turn);
                 head[2 * i] = a * c - b * s;
                 head[2 * i + 1] = a * s + b * c;
@@ -329,19 +331,20 @@ static inline void naive_rope(const naive_model *m, double *x, size_t n, size_t 
     free(angle);
 }
 
-/* out [n, n_heads, head_dim_v]: position t of a head looks back at the positions up to t (the last
-   `window` of them, if that is not 0), scores each by q.k / sqrt(head_dim), and takes the mean of their v weighted by
-   the softmax of the scores. n_heads / n_kv_heads query heads share one key and value head. */
+/* out [n, n_heads, head_dim_v]: row t of a head, at position past + t, looks back at the positions
+   up to its own (the last `window` of them, if that is not 0), scores each by q.k / sqrt(head_dim),
+   and takes the mean of their v weighted by the softmax of the scores. n_heads / n_kv_heads query
+   heads share one key and value head. k and v: [past + n]. */
 static inline void naive_attention(const naive_model *m, double *out, const double *q,
-    const double *k, const double *v, size_t n, size_t window) {
+    const double *k, const double *v, size_t past, size_t n, size_t window) {
     size_t d = m->head_dim, dv = m->head_dim_v, t, h, j, i;
-    double *p = naive_new(1, n);
+    double *p = naive_new(1, past + n);
     for (t = 0; t < n; t++) {
-        size_t first = window && t + 1 > window ? t + 1 - window : 0;
+        size_t own = past + t, first = window && own + 1 > window ? own + 1 - window : 0;
         for (h = 0; h < m->n_heads; h++) {
             size_t g = h / (m->n_heads / m->n_kv_heads);
             double largest = -INFINITY, sum = 0, *o = out + (t * m->n_heads + h) * dv;
-            for (j = first; j <= t; j++) {
+            for (j = first; j <= own; j++) {
                 p[j] = 0;
                 for (i = 0; i < d; i++) {
                     p[j] += q[(t * m->n_heads + h) * d + i] * k[(j * m->n_kv_heads + g) * d + i];
@@ -349,9 +352,9 @@ static inline void naive_attention(const naive_model *m, double *out, const doub
                 p[j] /= sqrt((double)d);
                 if (p[j] > largest) largest = p[j];
             }
-            for (j = first; j <= t; j++) sum += p[j] = exp(p[j] - largest);
+            for (j = first; j <= own; j++) sum += p[j] = exp(p[j] - largest);
             for (i = 0; i < dv; i++) o[i] = 0;
-            for (j = first; j <= t; j++) {
+            for (j = first; j <= own; j++) {
                 for (i = 0; i < dv; i++) {
                     o[i] += p[j] / sum * v[(j * m->n_kv_heads + g) * dv + i];
                 }
@@ -365,15 +368,60 @@ static inline double naive_silu(double x) {
     return x / (1 + exp(-x));
 }
 
+/* ---- what was computed before ---- */
+
+/* Keys, not yet turned, and values of n positions of every layer. A position is an index here, so
+   that what lies behind removed positions is nearer from then on. */
+typedef struct naive_past {
+    double **k, **v;            /* [n_layers][cap] positions */
+    size_t n, cap, n_layers, k_size, v_size;
+} naive_past;
+
+static inline void naive_past_open(naive_past *p, const naive_model *m, size_t cap) {
+    size_t il;
+    p->n = 0;
+    p->cap = cap;
+    p->n_layers = m->n_layers;
+    p->k_size = m->n_kv_heads * m->head_dim;
+    p->v_size = m->n_kv_heads * m->head_dim_v;
+    p->k = (double **)calloc(m->n_layers, sizeof *p->k);
+    p->v = (double **)calloc(m->n_layers, sizeof *p->v);
+    if (!p->k || !p->v) exit(1);
+    for (il = 0; il < m->n_layers; il++) {
+        p->k[il] = naive_new(cap, p->k_size);
+        p->v[il] = naive_new(cap, p->v_size);
+    }
+}
+
+static inline void naive_past_close(naive_past *p) {
+    size_t il;
+    for (il = 0; il < p->n_layers; il++) free(p->k[il]), free(p->v[il]);
+    free(p->k);
+    free(p->v);
+}
+
+/* Forgets the positions [from, to). */
+static inline void naive_past_remove(naive_past *p, size_t from, size_t to) {
+    size_t il, left = p->n - to;
+    for (il = 0; il < p->n_layers; il++) {
+        memmove(p->k[il] + from * p->k_size, p->k[il] + to * p->k_size,
+            left * p->k_size * sizeof(double));
+        memmove(p->v[il] + from * p->v_size, p->v[il] + to * p->v_size,
+            left * p->v_size * sizeof(double));
+    }
+    p->n -= to - from;
+}
+
 /* ---- the forward pass ---- */
 
-/* Logits [n, n_vocab] after each of n tokens; the caller frees them. */
-static inline double *naive_forward(const naive_model *m, const int32_t *tokens, size_t n) {
-    size_t q_size = m->n_heads * m->head_dim, k_size = m->n_kv_heads * m->head_dim;
-    size_t v_size = m->n_kv_heads * m->head_dim_v, o_size = m->n_heads * m->head_dim_v;
+/* Logits [n, n_vocab] after each of n more tokens; the caller frees them. */
+static inline double *naive_append(const naive_model *m, naive_past *past, const int32_t *tokens,
+    size_t n) {
+    size_t q_size = m->n_heads * m->head_dim, k_size = past->k_size, v_size = past->v_size;
+    size_t o_size = m->n_heads * m->head_dim_v, held = past->n, all = held + n;
     double *x = naive_new(n, m->n_embd);            /* the residual stream */
     double *h = naive_new(n, m->n_embd);            /* its norm */
-    double *q = naive_new(n, q_size), *k = naive_new(n, k_size), *v = naive_new(n, v_size);
+    double *q = naive_new(n, q_size), *k = naive_new(all, k_size), *v = naive_new(all, v_size);
     double *o = naive_new(n, o_size), *y = naive_new(n, m->n_embd);
     double *gate = naive_new(n, m->n_ff), *up = naive_new(n, m->n_ff);
     double *logits = naive_new(n, m->n_vocab);
@@ -382,6 +430,7 @@ static inline double *naive_forward(const naive_model *m, const int32_t *tokens,
     naive_tensor head = naive_find(m->image, "output.weight");
     size_t il, t, i;
 
+    if (all > past->cap) exit(1);
     for (t = 0; t < n; t++) {
         for (i = 0; i < m->n_embd; i++) {
             x[t * m->n_embd + i] = naive_element(&embd, (size_t)tokens[t], i);
@@ -392,13 +441,15 @@ static inline double *naive_forward(const naive_model *m, const int32_t *tokens,
 #define B(name) naive_weight(m, il, name ".bias")
         naive_norm(m, h, x, n, "attn_norm.weight", (int)il);
         naive_linear(m, q, h, n, W("attn_q"), B("attn_q"));
-        naive_linear(m, k, h, n, W("attn_k"), B("attn_k"));
-        naive_linear(m, v, h, n, W("attn_v"), B("attn_v"));
-        naive_rope(m, q, n, m->n_heads);
-        naive_rope(m, k, n, m->n_kv_heads);
-        for (i = 0; m->round_kv && i < n * k_size; i++) k[i] = naive_round_f16(k[i]);
-        for (i = 0; m->round_kv && i < n * v_size; i++) v[i] = naive_round_f16(v[i]);
-        naive_attention(m, o, q, k, v, n,
+        naive_linear(m, past->k[il] + held * k_size, h, n, W("attn_k"), B("attn_k"));
+        naive_linear(m, past->v[il] + held * v_size, h, n, W("attn_v"), B("attn_v"));
+        memcpy(k, past->k[il], all * k_size * sizeof *k);
+        memcpy(v, past->v[il], all * v_size * sizeof *v);
+        naive_rope(m, q, held, n, m->n_heads);
+        naive_rope(m, k, 0, all, m->n_kv_heads);
+        for (i = 0; m->round_kv && i < all * k_size; i++) k[i] = naive_round_f16(k[i]);
+        for (i = 0; m->round_kv && i < all * v_size; i++) v[i] = naive_round_f16(v[i]);
+        naive_attention(m, o, q, k, v, held, n,
             m->pattern && il % m->pattern == m->pattern - 1 ? 0 : m->window);
         naive_linear(m, y, o, n, W("attn_output"), B("attn_output"));
         for (i = 0; i < n * m->n_embd; i++) x[i] += y[i];
@@ -414,8 +465,19 @@ static inline double *naive_forward(const naive_model *m, const int32_t *tokens,
     }
     naive_norm(m, h, x, n, "output_norm.weight", -1);
     naive_linear(m, logits, h, n, head.data ? head : embd, none);
+    past->n = all;
 
     free(x), free(h), free(q), free(k), free(v), free(o), free(y), free(gate), free(up);
+    return logits;
+}
+
+/* The same for a text from its start. */
+static inline double *naive_forward(const naive_model *m, const int32_t *tokens, size_t n) {
+    naive_past past;
+    double *logits;
+    naive_past_open(&past, m, n);
+    logits = naive_append(m, &past, tokens, n);
+    naive_past_close(&past);
     return logits;
 }
 

@@ -336,14 +336,25 @@ typedef struct scene {
     kvc__attn attn;
     unsigned char *k, *v;       /* planes */
     uint32_t *ring;
+    kvc__extent extents[3];
+    float turns[2 * 2 * 128];
     float *q, *out;
     uint32_t n_rows;            /* the last ones of the sequence */
-    uint32_t n_pos;
+    uint32_t n_pos;             /* slots, those of the rows too */
 } scene;
 
-static uint32_t scene_page(const scene *s, uint32_t pos) {
+/* The extent that a slot lies in; -1 if it was removed. */
+static int scene_extent(const scene *s, uint32_t slot) {
+    int i, n = (int)s->attn.n_extents;
+    for (i = 0; i < n; i++)
+        if (slot >= s->extents[i].slot && (slot < s->extents[i].end || i == n - 1)) return i;
+    return -1;
+}
+
+static uint32_t scene_page(const scene *s, uint32_t slot) {
     const kvc__attn *a = &s->attn;
-    return a->ring[(pos >> a->page_shift) % a->ring_cap];
+    const kvc__extent *t = &s->extents[scene_extent(s, slot)];
+    return a->ring[(t->page + (slot >> a->page_shift) - (t->slot >> a->page_shift)) % a->ring_cap];
 }
 
 static unsigned char *scene_k(const scene *s, uint32_t pos, uint32_t dim) {
@@ -373,6 +384,7 @@ static void scene_fill(scene *s, uint64_t *state) {
     uint32_t p, d;
     float x = 0;
     for (p = 0; p < s->n_pos; p++) {
+        if (scene_extent(s, p) < 0) continue;
         for (d = 0; d < a->head_dim; d++) {
             fill(&x, 1, 1.5f, state);
             scene_set(scene_k(s, p, d), a->type_k, x);
@@ -382,6 +394,43 @@ static void scene_fill(scene *s, uint64_t *state) {
             scene_set(scene_v(s, p, d), a->type_v, d < a->head_dim_v ? x : 0);
         }
     }
+}
+
+/* Removes up to two ranges before the rows; their turns are by any angles. Returns the pages that
+   are left. */
+static uint32_t scene_cut(scene *s, uint64_t *state) {
+    kvc__attn *a = &s->attn;
+    uint32_t held = s->n_pos - s->n_rows, slot = 0, page = 0, i, j;
+    a->extents = s->extents;
+    a->turns = s->turns;
+    a->rope_dim = a->head_dim & ~1u;
+    a->apart = pick(2, state) ? 1 : a->rope_dim / 2;
+    for (i = 0; i < 2 && pick(2, state) && held > slot + 2; i++) {
+        kvc__extent *t = &s->extents[a->n_extents++];
+        t->slot = slot;
+        t->end = slot + 1 + pick(held - slot - 2, state);
+        t->page = page;
+        slot = t->end + 1 + pick(held - t->end - 1, state);
+        page += ((t->end - 1) >> a->page_shift) - (t->slot >> a->page_shift);
+        page += (t->end - 1) >> a->page_shift != slot >> a->page_shift;
+    }
+    s->extents[a->n_extents].slot = slot;
+    s->extents[a->n_extents].end = held;
+    s->extents[a->n_extents++].page = page;
+    for (i = 0; i + 1 < a->n_extents; i++)
+        for (j = i; j + 1 < a->n_extents; j++)
+            s->extents[i].gap += s->extents[j + 1].slot - s->extents[j].end;
+    for (i = 0; i < 2; i++) {
+        float *own = s->turns + 2 * i * a->rope_dim, *other = own + a->rope_dim;
+        for (j = 0; j < a->rope_dim / 2; j++) {
+            uint32_t at = a->apart == 1 ? 2 * j : j;
+            fill(&own[at], 1, 1, state);
+            own[at + a->apart] = own[at];
+            fill(&other[at], 1, 1, state);
+            other[at + a->apart] = -other[at];
+        }
+    }
+    return page + ((s->n_pos - 1) >> a->page_shift) - (slot >> a->page_shift) + 1;
 }
 
 static void scene_open(scene *s, uint64_t *state) {
@@ -402,7 +451,7 @@ static void scene_open(scene *s, uint64_t *state) {
     s->n_pos = s->n_rows + pick(800, state);
     a->k_piece = (size_t)a->head_dim * kvc__kv_size(a->type_k) << a->page_shift;
     a->v_piece = (size_t)a->v_stride * kvc__kv_size(a->type_v) << a->page_shift;
-    n_pages = (s->n_pos - 1) / (1u << a->page_shift) + 1;
+    n_pages = scene_cut(s, state);
     a->ring_cap = n_pages + pick(3, state);
     s->ring = (uint32_t *)gguf_must(malloc(a->ring_cap * sizeof *s->ring));
     for (i = 0; i < n_pages; i++) {         /* shuffled: each takes the place of one before */
@@ -460,16 +509,29 @@ static float plain_weights(const scene *s, const float *q, uint32_t lo, uint32_t
     return top;
 }
 
-/* One query of the row at `pos` in the order of sums that the header lays down. */
-static void plain_attention(const scene *s, const float *q, uint32_t pos, float *out) {
+/* A query as the keys of an extent see it. */
+static void plain_turn(const scene *s, int extent, const float *q, float *out) {
     const kvc__attn *a = &s->attn;
-    uint32_t begin = a->window && pos + 1 > a->window ? pos + 1 - a->window : 0, lo, hi, p, d;
-    float m = -INFINITY, l = 0;
+    memcpy(out, q, a->head_dim * sizeof *q);
+    if ((uint32_t)extent + 1 == a->n_extents) return;
+    kvc__rope_base(out, 1, a->head_dim, a->rope_dim, a->apart,
+        s->turns + 2 * (uint32_t)extent * a->rope_dim, 1.0f);
+}
+
+/* One query of the row at `own` in the order of sums that the header lays down. */
+static void plain_attention(const scene *s, const float *query, uint32_t own, float *out) {
+    const kvc__attn *a = &s->attn;
+    uint32_t lo, hi, p, d;
+    float m = -INFINITY, l = 0, q[128];
     for (d = 0; d < a->head_dim_v; d++) out[d] = 0;
-    for (lo = begin; lo <= pos; lo = hi) {
+    for (lo = 0; lo <= own; lo = hi) {
         float weight[KVC__SPAN], l_span, m_span, top, keep, take;
-        hi = (lo / KVC__SPAN + 1) * KVC__SPAN;
-        if (hi > pos + 1) hi = pos + 1;
+        int extent = scene_extent(s, lo);
+        hi = lo + 1;
+        if (extent < 0) continue;
+        if (a->window && own - lo - s->extents[extent].gap >= a->window) continue;
+        while (hi <= own && hi % KVC__SPAN != 0 && scene_extent(s, hi) == extent) hi++;
+        plain_turn(s, extent, query, q);
         m_span = plain_weights(s, q, lo, hi, weight, &l_span);
         top = m_span > m ? m_span : m;
         keep = plain_exp(m - top);
@@ -488,8 +550,9 @@ static void plain_attention(const scene *s, const float *q, uint32_t pos, float 
 
 /* The spans of a group: the first ones merged, the others kept apart in runs if `apart` is set. */
 static void attend_group(const kvc__kernels *k, kvc__attn *a, int apart, uint64_t *state) {
-    uint32_t n = a->n_rows * a->n_q, to = (a->pos + a->n_rows - 1) / KVC__SPAN + 1, cut;
-    uint32_t from = kvc__first_seen(a->pos, a->window) / KVC__SPAN;
+    uint32_t n = a->n_rows * a->n_q, cut;
+    uint32_t to = kvc__span_end(a->extents, a->n_extents, a->slot + a->n_rows - 1);
+    uint32_t from = kvc__span_first(a->extents, a->n_extents, a->slot, a->window);
     size_t part = (size_t)n * kvc__part_floats(a->v_stride);
     float *parts = new_floats(part * (to - from));
     a->work = new_floats(kvc__attn_floats(n, a->head_dim, a->v_stride));
@@ -519,7 +582,7 @@ static void attend_scene(const kvc__kernels *k, const scene *s, int apart, uint6
     for (row = 0; row < s->n_rows; row += a.n_rows) {
         uint32_t left = s->n_rows - row, most = KVC__MAX_QUERIES / a.n_q;
         a.n_rows = 1 + pick(left < most ? left : most, state);
-        a.pos = s->n_pos - left;
+        a.slot = s->n_pos - left;
         a.q = s->q + row * a.q_stride;
         a.out = s->out + row * a.out_stride;
         attend_group(k, &a, apart, state);
