@@ -42,6 +42,7 @@ TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
+KV_BENCH := $(BUILD)/sequences $(BUILD)/stream
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
 # Everything contains the whole header. The flags file changes when the command line does.
 NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags
@@ -52,12 +53,13 @@ all: $(EXAMPLES)
 $(EXAMPLES): $(BUILD)/%: examples/%.c
 $(BUILD)/bench: bench/bench.c $(wildcard bench/*.h)
 $(BUILD)/mkmodel: bench/mkmodel.c
+$(KV_BENCH): $(BUILD)/%: bench/%.c
 $(PEERS): $(BUILD)/%: bench/peers/%.c
 $(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c
 $(TESTS) $(BUILD)/bits: EXTRA = $(TEST_LIBS)
 $(ORACLES): EXTRA = $(JSON_LIBS)
 $(TESTS) $(ORACLES): POSIX = -D_DEFAULT_SOURCE
-$(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(PEERS): $(NEEDED)
+$(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(KV_BENCH) $(PEERS): $(NEEDED)
 	$(CC) $(BASE) $(POSIX) $(LDFLAGS) -o $@ $(filter %.c,$^) $(EXTRA) $(LIBS)
 
 $(BUILD)/flags: FORCE
@@ -65,7 +67,7 @@ $(BUILD)/flags: FORCE
 	@echo '$(CC) $(BASE) $(LDFLAGS) $(LIBS)' | cmp -s - $@ || \
 	    echo '$(CC) $(BASE) $(LDFLAGS) $(LIBS)' > $@
 
-programs: $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(PEERS)
+programs: $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(KV_BENCH) $(PEERS)
 
 run: $(BUILD)/generate
 	@sh examples/models/run.sh $(BUILD)/generate $(MODEL)

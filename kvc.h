@@ -514,6 +514,7 @@ KVC_API void kvc_cache_query(kvc_cache *cache, kvc_cache_info *info);
 /* ---- sequence ---- */
 
 typedef struct kvc_seq kvc_seq;
+typedef struct kvc_ctx kvc_ctx;
 
 /* Opens an empty sequence in a free slot of the cache. Allocates nothing. KVC_ERROR_FULL if
    n_seqs are open. A sequence is used by one thread at a time; opening and closing are safe from
@@ -533,6 +534,13 @@ KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t 
    the two writes into a shared page, which copies that page alone. KVC_ERROR_FULL as
    kvc_seq_open. */
 KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *err);
+
+/* Gives seqs[i] the past that seqs[from[i]] had before the call, as beam search does after each
+   step; seqs: [n] open sequences of one cache, each once; from: [n] indices, any number of times.
+   Like a fork, it costs no K/V memory, and takes no longer for longer sequences. Errors:
+   ARGUMENT. */
+KVC_API kvc_result kvc_seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_t n,
+    kvc_error *err);
 
 /* Positions held: the position of the next token. */
 KVC_API uint32_t kvc_seq_length(const kvc_seq *seq);
@@ -567,6 +575,43 @@ KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length);
    roll-back). After an error the sequence is as before. */
 KVC_API kvc_result kvc_seq_remove(kvc_seq *seq, uint32_t from, uint32_t to, kvc_error *err);
 
+/* Tokens at the positions [from, from + n). Errors: ARGUMENT (past kvc_seq_length, or layers that
+   all see a window have given the positions back). */
+KVC_API kvc_result kvc_seq_tokens(const kvc_seq *seq, uint32_t from, uint32_t n, kvc_token *out,
+    kvc_error *err);
+
+typedef enum kvc_save {
+    KVC_SAVE_ALL = 0,           /* K and V: goes on at once, with the same bits */
+    KVC_SAVE_TOKENS = 1         /* tokens alone: 4 bytes each, to be computed again when loaded */
+} kvc_save;
+
+/* Take bytes from the library or give it the next ones; all of them, or the call fails. 0: done. */
+typedef int (*kvc_write_fn)(const void *data, size_t size, void *user);
+typedef int (*kvc_read_fn)(void *data, size_t size, void *user);
+
+/* Bytes that kvc_seq_save writes for the sequence as it is. */
+KVC_API uint64_t kvc_seq_save_size(const kvc_seq *seq, kvc_save what);
+
+/* Writes the sequence, its positions alone, in pieces of at most 4 KiB. The file knows the model
+   (a fingerprint of its shape and of samples of its weights), the K/V types and page_size, and ends
+   with a hash. Errors: ARGUMENT (tokens alone do not give a sequence again from which positions
+   were removed), FILE (`write` failed). Allocates nothing. */
+KVC_API kvc_result kvc_seq_save(const kvc_seq *seq, kvc_save what, kvc_write_fn write, void *user,
+    kvc_error *err);
+
+/* Opens a sequence as it was saved, with its policy: the logits that follow have the bits of the
+   sequence that was not saved. ctx computes saved tokens; NULL if none are expected. Errors: FORMAT
+   (damaged, cut short), UNSUPPORTED (of another model, K/V type, page_size or version), FULL (the
+   cache has no room for it), ARGUMENT (ctx is NULL and needed). After an error nothing is open. */
+KVC_API kvc_result kvc_seq_load(kvc_seq **out, kvc_cache *cache, kvc_ctx *ctx, kvc_read_fn read,
+    void *user, kvc_error *err);
+
+/* The same with a buffer. *written: bytes needed, also after KVC_ERROR_SPACE. */
+KVC_API kvc_result kvc_seq_save_memory(const kvc_seq *seq, kvc_save what, void *buffer, size_t size,
+    size_t *written, kvc_error *err);
+KVC_API kvc_result kvc_seq_load_memory(kvc_seq **out, kvc_cache *cache, kvc_ctx *ctx,
+    const void *data, size_t size, kvc_error *err);
+
 /* ---- context and steps ---- */
 
 typedef enum kvc_isa {          /* instruction sets, in rising order within a processor family */
@@ -582,8 +627,6 @@ typedef enum kvc_gemm {         /* who multiplies float matrices in a prefill */
     KVC_GEMM_BUILTIN = 0,       /* promises N1 and N2 of the manual's chapter on numbers */
     KVC_GEMM_CBLAS = 1          /* cblas_sgemm, close but not equal; only with KVC_USE_CBLAS */
 } kvc_gemm;
-
-typedef struct kvc_ctx kvc_ctx;
 
 typedef struct kvc_ctx_desc {
     uint32_t start_canary;      /* 0 */
@@ -1880,6 +1923,16 @@ typedef struct kvc__extent {
     uint32_t gap;               /* positions removed between this extent and the last */
 } kvc__extent;
 
+/* A part of a ring: the numbers of its pages, of which those from `lo` to `hi` - 1 are held. Rings
+   share leaves, so that a fork need not touch every page. */
+#define KVC__LEAF_PAGES 64u
+
+typedef struct kvc__leaf {
+    uint32_t refs;              /* rings that have it */
+    uint32_t lo, hi;
+    uint32_t pages[KVC__LEAF_PAGES];
+} kvc__leaf;
+
 /* Attention of a group: consecutive rows of one sequence, and query heads that share one key head.
    Its queries are counted row by row: query i is head i % n_q of row i / n_q. A part is what a span
    gives for a query: the weighted sum of the values [v_stride], then in KVC__PART_TAIL floats the
@@ -1890,7 +1943,8 @@ typedef struct kvc__attn {
     size_t q_stride, out_stride;
     const unsigned char *k, *v; /* the pieces of page 0 of this layer's and head's planes */
     size_t k_piece, v_piece;    /* bytes from page to page */
-    const uint32_t *ring;       /* page i at [i % ring_cap] */
+    const kvc__leaf *leaves;
+    const uint32_t *ring;       /* the leaf of page i at [i / KVC__LEAF_PAGES % ring_cap] */
     uint32_t ring_cap, page_shift;
     const kvc__extent *extents;
     uint32_t n_extents;
@@ -2046,6 +2100,13 @@ static void kvc__span_bounds(kvc__span *s, const kvc__attn *a, uint32_t number)
     s->last = (s->hi[s->n_queries - 1] + 15) / 16;
 }
 
+/* The i-th page of a ring. */
+static uint32_t kvc__ring_page(const kvc__leaf *leaves, const uint32_t *ring, uint32_t cap,
+    uint32_t i)
+{
+    return leaves[ring[i / KVC__LEAF_PAGES % cap]].pages[i % KVC__LEAF_PAGES];
+}
+
 static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
 {
     const kvc__extent *t = &a->extents[s->extent];
@@ -2062,7 +2123,7 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
         tile = tile < first ? first : tile < last ? tile : last;
         if (tile >> shift != was) {
             was = tile >> shift;
-            page = a->ring[(base + was) % a->ring_cap];
+            page = kvc__ring_page(a->leaves, a->ring, a->ring_cap, base + was);
         }
         s->k[i] = a->k + page * a->k_piece + (tile & mask) * k_tile;
         s->v[i] = a->v + page * a->v_piece + (tile & mask) * v_tile;
@@ -4958,6 +5019,7 @@ struct kvc_model {
     size_t block_size;
     void *packed;                   /* all packed weights */
     size_t packed_size;
+    uint64_t fingerprint[2];        /* of shape, rotation and samples of the weights */
     int has_quantized, has_floats;  /* among the matrices */
     size_t in_place_group;          /* bytes of the largest group of rows read in place, or 0 */
 };
@@ -5391,6 +5453,29 @@ static kvc_result kvc__check_unused(const kvc_model *m, const kvc_model_desc *de
     return KVC_OK;
 }
 
+/* Tells models apart, also those of one shape: everything that K and V of a token depend on, the
+   weights by the first bytes of each tensor. */
+static void kvc__model_fingerprint(kvc_model *m)
+{
+    const uint32_t shape[] = {m->n_layers, m->n_embd, m->n_heads, m->n_kv_heads, m->head_dim,
+        m->head_dim_v, m->n_ff, m->n_vocab, m->rope_dim, m->window,
+        kvc__f32_bits(m->norm_eps), kvc__f32_bits(m->rope_scale)};
+    uint32_t i;
+    size_t j;
+    for (i = 0; i < 2; i++) {
+        uint64_t h = kvc__hash_bytes(m->arch->name, strlen(m->arch->name), i);
+        h = kvc__hash_bytes(shape, sizeof shape, h);
+        h = kvc__hash_bytes(m->rope_freq, m->rope_dim / 2 * sizeof *m->rope_freq, h);
+        for (j = 0; j < m->n_layers; j++) h = kvc__mix64(h ^ m->layers[j].reach);
+        for (j = 0; j < m->gguf.n_tensors; j++) {
+            const kvc__tensor *t = &m->gguf.tensors[j];
+            h = kvc__hash_bytes(t->name, t->name_size, h ^ t->type);
+            h = kvc__hash_bytes(t->data, t->size < 256 ? (size_t)t->size : 256, h);
+        }
+        m->fingerprint[i] = h;
+    }
+}
+
 static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
 {
     const float *factors = NULL;
@@ -5412,7 +5497,9 @@ static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
         m->weights_size += t->size;
     }
     if ((r = kvc__model_reaches(m, err)) != KVC_OK) return r;
-    return kvc__model_rope(m, factors, err);
+    if ((r = kvc__model_rope(m, factors, err)) != KVC_OK) return r;
+    kvc__model_fingerprint(m);
+    return KVC_OK;
 }
 
 /* ---- packing ---- */
@@ -5607,8 +5694,9 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
    of [v_stride], head_dim_v rounded up to 16 and padded with zeros.
    A sequence is a ring of page numbers for each reach and the position of its next token. Where
    layers see only a window, pages that fell out of it are given back, so the ring holds a window
-   however long the sequence is. Pages are counted by reference: a fork counts up, the first write
-   into a page that others hold copies it.
+   however long the sequence is. Pages are counted by reference: the first write into a page that
+   others hold copies it. A ring is cut into leaves, which are counted likewise: a fork counts up a
+   few leaves, not all pages, and whoever changes a leaf that others have makes a copy.
    Where positions were removed from the middle, the numbers of the pages before move up to close
    the ring, and the rest of the sequence is another extent (see kvc__extent): a slot is the
    place of a position before anything was removed.
@@ -5632,13 +5720,16 @@ typedef struct kvc__pool {
     uint32_t n_pages, n_free, peak;
     uint32_t n_promised;                /* of the free ones */
     size_t page;                        /* bytes */
-    uint32_t *refs;                     /* [n_pages] holders */
+    uint32_t *refs;                     /* [n_pages] leaves that hold it */
     uint32_t *free_pages;               /* a stack, [n_free] */
+    uint32_t n_leaves, n_free_leaves;   /* as many as all rings can have */
+    kvc__leaf *leaves;
+    uint32_t *free_leaves;              /* a stack */
 } kvc__pool;
 
 /* The pages of a sequence in a pool. */
 typedef struct kvc__ring {
-    uint32_t *pages;                    /* the i-th page of the sequence at [i % cap] */
+    uint32_t *leaves;                   /* see kvc__attn; where it holds no page, anything */
     uint32_t cap;
     uint32_t first, end;                /* held are the pages first to end - 1 */
     uint32_t promised;                  /* pages that the running step may still take */
@@ -5647,6 +5738,7 @@ typedef struct kvc__ring {
 struct kvc_seq {
     kvc_cache *cache;
     uint32_t is_open;
+    uint32_t index, n_uses;             /* scratch of kvc_seq_reorder */
     uint32_t n_pos;                     /* positions held; the next token's position */
     kvc_policy policy;
     uint32_t n_keep;
@@ -5661,6 +5753,9 @@ struct kvc_cache {
     uint32_t page_shift, v_stride;
     kvc__pool pools[KVC_MAX_REACHES];   /* one for each reach of the model */
     kvc__layer_kv *layers;              /* [n_layers] */
+    uint32_t token_reach;               /* the reach whose pages also hold the tokens: one that sees
+                                           all, if there is one */
+    kvc_token *tokens;                  /* [its n_pages, page_size] */
     kvc__lock lock;
     kvc_seq *seqs;                      /* [n_seqs] */
     uint32_t n_open;
@@ -5721,7 +5816,7 @@ static uint64_t kvc__pages_touched(uint64_t n, uint32_t page_size)
 static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kvc_cache_desc *d,
     kvc_error *err)
 {
-    uint64_t need = ((uint64_t)d->n_ctx + d->page_size - 1) / d->page_size, all;
+    uint64_t need = ((uint64_t)d->n_ctx + d->page_size - 1) / d->page_size, all, leaves;
     memset(pool, 0, sizeof *pool);
     pool->window = reach->window;
     pool->n_layers = reach->n_layers;
@@ -5735,6 +5830,10 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     if (d->n_pages != 0 && reach->window == 0) all = d->n_pages;
     if (all > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
+    leaves = (need + KVC__LEAF_PAGES - 2) / KVC__LEAF_PAGES + 1;
+    if (leaves * d->n_seqs > 0x7fffffffu)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
+    pool->n_leaves = (uint32_t)leaves * d->n_seqs;
     pool->ring_cap = (uint32_t)need;
     pool->n_pages = pool->n_free = (uint32_t)all;
     return KVC_OK;
@@ -5771,23 +5870,26 @@ static void kvc__pool_layout(kvc__arena *arena, kvc__pool *pool)
     uint32_t i;
     pool->refs = (uint32_t *)kvc__take(arena, pool->n_pages, sizeof *pool->refs);
     pool->free_pages = (uint32_t *)kvc__take(arena, pool->n_pages, sizeof *pool->free_pages);
+    pool->leaves = (kvc__leaf *)kvc__take(arena, pool->n_leaves, sizeof *pool->leaves);
+    pool->free_leaves = (uint32_t *)kvc__take(arena, pool->n_leaves, sizeof *pool->free_leaves);
     if (arena->base == NULL) return;
     memset(pool->refs, 0, pool->n_pages * sizeof *pool->refs);
     for (i = 0; i < pool->n_pages; i++) pool->free_pages[i] = pool->n_pages - 1 - i;
+    for (i = 0; i < pool->n_leaves; i++) pool->free_leaves[i] = pool->n_leaves - 1 - i;
+    memset(pool->leaves, 0, pool->n_leaves * sizeof *pool->leaves);
+    pool->n_free_leaves = pool->n_leaves;
 }
 
 static void kvc__rings_layout(kvc__arena *arena, kvc_cache *c, const kvc__pool *pool,
     uint32_t reach, uint32_t n_seqs)
 {
-    uint32_t i, *pages;
-    size_t n = 0;
-    if (!kvc__mul_size(&n, pool->ring_cap, n_seqs)) arena->overflow = 1;
-    pages = (uint32_t *)kvc__take(arena, n, sizeof *pages);
+    uint32_t i, *leaves, cap = pool->n_leaves / n_seqs;
+    leaves = (uint32_t *)kvc__take(arena, pool->n_leaves, sizeof *leaves);
     if (arena->base == NULL) return;
     for (i = 0; i < n_seqs; i++) {
         kvc__ring *ring = &c->seqs[i].rings[reach];
-        ring->pages = pages + (size_t)i * pool->ring_cap;
-        ring->cap = pool->ring_cap;
+        ring->leaves = leaves + (size_t)i * cap;
+        ring->cap = cap;
     }
 }
 
@@ -5809,6 +5911,19 @@ static void kvc__extents_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache
         c->seqs[i].turns = turns + i * n_turns;
         c->seqs[i].n_extents = 1;
     }
+}
+
+static void kvc__tokens_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d,
+    const kvc__pool *pools)
+{
+    uint32_t reach = d->model->n_reaches - 1, i;
+    kvc_token *tokens;
+    for (i = reach; i > 0; i--)
+        if (pools[i - 1].window == 0) reach = i - 1;
+    tokens = (kvc_token *)kvc__take(arena, pools[reach].n_pages, d->page_size * sizeof *tokens);
+    if (arena->base == NULL) return;
+    c->token_reach = reach;
+    c->tokens = tokens;
 }
 
 static void kvc__planes_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d,
@@ -5856,6 +5971,7 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
         kvc__rings_layout(arena, c, &pool, i, d->n_seqs);
     }
     kvc__extents_layout(arena, c, d);
+    kvc__tokens_layout(arena, c, d, pools);
     kvc__planes_layout(arena, c, d, pools);
     return c;
 }
@@ -5936,17 +6052,113 @@ static int kvc__page_drop(kvc__pool *pool, uint32_t page)
     return 1;
 }
 
-static uint32_t *kvc__ring_at(const kvc__ring *ring, uint32_t i)
+/* ---- rings and leaves; the lock is held where something changes ---- */
+
+static uint32_t *kvc__leaf_at(const kvc__ring *ring, uint32_t i)
 {
-    return &ring->pages[i % ring->cap];
+    return &ring->leaves[i / KVC__LEAF_PAGES % ring->cap];
+}
+
+/* The i-th page of the sequence. */
+static uint32_t kvc__ring_at(const kvc__pool *pool, const kvc__ring *ring, uint32_t i)
+{
+    return kvc__ring_page(pool->leaves, ring->leaves, ring->cap, i);
+}
+
+/* Whether no other sequence has it. */
+static int kvc__ring_alone(const kvc__pool *pool, const kvc__ring *ring, uint32_t i)
+{
+    return pool->leaves[*kvc__leaf_at(ring, i)].refs == 1 &&
+        pool->refs[kvc__ring_at(pool, ring, i)] == 1;
+}
+
+static kvc__leaf *kvc__leaf_take(kvc__pool *pool, kvc__ring *ring, uint32_t i)
+{
+    uint32_t leaf = pool->free_leaves[--pool->n_free_leaves];
+    *kvc__leaf_at(ring, i) = leaf;
+    pool->leaves[leaf].refs = 1;
+    return &pool->leaves[leaf];
+}
+
+/* The leaf of page i, which no other ring has from here on. */
+static kvc__leaf *kvc__leaf_own(kvc__pool *pool, kvc__ring *ring, uint32_t i)
+{
+    kvc__leaf *old = &pool->leaves[*kvc__leaf_at(ring, i)], *leaf;
+    uint32_t j;
+    if (old->refs == 1) return old;
+    old->refs--;
+    leaf = kvc__leaf_take(pool, ring, i);
+    leaf->lo = old->lo;
+    leaf->hi = old->hi;
+    for (j = old->lo; j < old->hi; j++) pool->refs[leaf->pages[j] = old->pages[j]]++;
+    return leaf;
+}
+
+static void kvc__leaf_free(kvc__pool *pool, uint32_t leaf)
+{
+    pool->leaves[leaf].refs = 0;
+    pool->free_leaves[pool->n_free_leaves++] = leaf;
+}
+
+/* Puts a page at the end. */
+static void kvc__ring_push(kvc__pool *pool, kvc__ring *ring, uint32_t page)
+{
+    const uint32_t i = ring->end++, at = i % KVC__LEAF_PAGES;
+    kvc__leaf *leaf;
+    if (at == 0 || i == ring->first) {
+        leaf = kvc__leaf_take(pool, ring, i);
+        leaf->lo = at;
+    } else {
+        leaf = kvc__leaf_own(pool, ring, i);
+    }
+    leaf->pages[at] = page;
+    leaf->hi = at + 1;
+}
+
+/* Drops the first page or the last; tells whether it is free now. */
+static int kvc__ring_drop(kvc__pool *pool, kvc__ring *ring, int last)
+{
+    const uint32_t i = last ? --ring->end : ring->first++;
+    kvc__leaf *leaf = kvc__leaf_own(pool, ring, i);
+    int freed = kvc__page_drop(pool, leaf->pages[i % KVC__LEAF_PAGES]);
+    if (last) leaf->hi--;
+    else leaf->lo++;
+    if (leaf->lo == leaf->hi) kvc__leaf_free(pool, *kvc__leaf_at(ring, i));
+    return freed;
+}
+
+/* Drops all pages; shared leaves as a whole. */
+static void kvc__ring_clear(kvc__pool *pool, kvc__ring *ring)
+{
+    uint32_t i, j;
+    for (i = ring->first; i < ring->end; i = (i / KVC__LEAF_PAGES + 1) * KVC__LEAF_PAGES) {
+        uint32_t number = *kvc__leaf_at(ring, i);
+        kvc__leaf *leaf = &pool->leaves[number];
+        if (--leaf->refs != 0) continue;
+        for (j = leaf->hi; j > leaf->lo; j--) kvc__page_drop(pool, leaf->pages[j - 1]);
+        kvc__leaf_free(pool, number);
+    }
+    ring->first = ring->end = 0;
 }
 
 /* Gives back pages from the end until `end` is the next. */
 static void kvc__ring_trim(kvc__pool *pool, kvc__ring *ring, uint32_t end)
 {
-    while (ring->end > end && ring->end > ring->first)
-        kvc__page_drop(pool, *kvc__ring_at(ring, --ring->end));
-    if (ring->end > end) ring->end = ring->first = end;
+    if (end <= ring->first) kvc__ring_clear(pool, ring);
+    while (ring->end > end) kvc__ring_drop(pool, ring, 1);
+    if (ring->end == 0) ring->first = ring->end = end;
+}
+
+/* The same pages as another ring, with its leaves. */
+static void kvc__ring_share(kvc__pool *pool, kvc__ring *to, const kvc__ring *from)
+{
+    uint32_t i;
+    to->first = from->first;
+    to->end = from->end;
+    for (i = from->first; i < from->end; i = (i / KVC__LEAF_PAGES + 1) * KVC__LEAF_PAGES) {
+        *kvc__leaf_at(to, i) = *kvc__leaf_at(from, i);
+        pool->leaves[*kvc__leaf_at(to, i)].refs++;
+    }
 }
 
 /* What is left of a promise. */
@@ -5956,28 +6168,30 @@ static void kvc__ring_settle(kvc__pool *pool, kvc__ring *ring)
     ring->promised = 0;
 }
 
-/* Drops a page of the ring; a running step may use it again if nobody else holds it. */
-static void kvc__ring_drop(kvc__pool *pool, kvc__ring *ring, uint32_t i, int again)
+/* Drops the first page; a running step may use it again. */
+static void kvc__ring_give(kvc__pool *pool, kvc__ring *ring, int again)
 {
-    if (!kvc__page_drop(pool, *kvc__ring_at(ring, i)) || !again) return;
+    if (!kvc__ring_drop(pool, ring, 0) || !again) return;
     ring->promised++;
     pool->n_promised++;
 }
 
 /* Drops the pages numbered from `from` to `to` - 1 and gives those before higher numbers, so that
-   the ring has no gap. from 0: there are none before. */
+   the ring has no gap: the front pages are put in the places of the dropped ones, which then are
+   the first. */
 static void kvc__ring_cut(kvc__pool *pool, kvc__ring *ring, uint32_t from, uint32_t to, int again)
 {
-    uint32_t i, n = to - from;
-    for (i = ring->first > from ? ring->first : from; i < to && i < ring->end; i++)
-        kvc__ring_drop(pool, ring, i, again);
-    if (ring->first >= from || from == 0) {
-        if (ring->first < to) ring->first = to;
-        return;
+    uint32_t i, n = to - from, page;
+    for (i = from; n > 0 && i > ring->first; i--) {
+        kvc__leaf *front = kvc__leaf_own(pool, ring, i - 1);
+        kvc__leaf *back = kvc__leaf_own(pool, ring, i - 1 + n);
+        page = front->pages[(i - 1) % KVC__LEAF_PAGES];
+        front->pages[(i - 1) % KVC__LEAF_PAGES] = back->pages[(i - 1 + n) % KVC__LEAF_PAGES];
+        back->pages[(i - 1 + n) % KVC__LEAF_PAGES] = page;
     }
-    for (i = from; i > ring->first; i--)
-        *kvc__ring_at(ring, i - 1 + n) = *kvc__ring_at(ring, i - 1);
-    ring->first += n;
+    if (ring->first < from) to = ring->first + n;
+    while (ring->first < to && ring->first < ring->end) kvc__ring_give(pool, ring, again);
+    if (ring->first < to) ring->first = ring->end = to;
 }
 
 /* A piece of keys or values of a layer. */
@@ -5997,7 +6211,10 @@ static unsigned char *kvc__v_piece(const kvc_cache *c, uint32_t layer, uint32_t 
 static void kvc__page_copy(kvc_cache *c, uint32_t reach, uint32_t to, uint32_t from)
 {
     const kvc_model *m = c->desc.model;
+    const size_t n = c->desc.page_size;
     uint32_t i, h;
+    if (reach == c->token_reach)
+        memcpy(c->tokens + to * n, c->tokens + from * n, n * sizeof *c->tokens);
     for (i = 0; i < m->n_layers; i++) {
         if (m->layers[i].reach != reach) continue;
         for (h = 0; h < m->n_kv_heads; h++) {
@@ -6052,6 +6269,24 @@ static uint32_t kvc__pos_of_page(const kvc_seq *s, uint32_t page)
     return pos + ((page - t->page + (t->slot >> c->page_shift)) << c->page_shift) - t->slot;
 }
 
+/* Where the token of a slot is kept. */
+static kvc_token *kvc__token_of(const kvc_seq *s, const kvc__extent *t, uint32_t slot)
+{
+    const kvc_cache *c = s->cache;
+    uint32_t page = kvc__page_of(c, t, slot);
+    page = kvc__ring_at(&c->pools[c->token_reach], &s->rings[c->token_reach], page);
+    return c->tokens + (size_t)page * c->desc.page_size + (slot & (c->desc.page_size - 1));
+}
+
+/* The same for a position; NULL if its page was given back. */
+static kvc_token *kvc__token_at(const kvc_seq *s, uint32_t pos)
+{
+    uint32_t i, slot = kvc__slot_of(s, pos, &i);
+    if (kvc__page_of(s->cache, &s->extents[i], slot) < s->rings[s->cache->token_reach].first)
+        return NULL;
+    return kvc__token_of(s, &s->extents[i], slot);
+}
+
 /* Writes down the gaps and turns of all extents anew. */
 static void kvc__seq_measure(kvc_seq *s)
 {
@@ -6094,9 +6329,9 @@ static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
     uint32_t last = kvc__page_of(c, t, t->end), alone = 0, i, need;
     need = kvc__page_of(c, t, t->end + n - 1) + 1;
     need = need > ring->end ? need - ring->end : 0;
-    need += last < ring->end && pool->refs[*kvc__ring_at(ring, last)] > 1;
+    need += last < ring->end && !kvc__ring_alone(pool, ring, last);
     if (need == 0 || (pool->window == 0 && s->policy == KVC_POLICY_ERROR)) return need;
-    for (i = ring->first; i < ring->end; i++) alone += pool->refs[*kvc__ring_at(ring, i)] == 1;
+    for (i = ring->first; i < ring->end; i++) alone += (uint32_t)kvc__ring_alone(pool, ring, i);
     return need < pool->ring_cap - alone ? need : pool->ring_cap - alone;
 }
 
@@ -6138,13 +6373,12 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
 }
 
 /* Gives back what no row sees any more; it may be used again by the running step. */
-static void kvc__ring_give(kvc_seq *s, uint32_t reach)
+static void kvc__seq_give(kvc_seq *s, uint32_t reach)
 {
     kvc__pool *pool = &s->cache->pools[reach];
     kvc__ring *ring = &s->rings[reach];
     uint32_t keep = kvc__first_kept(s, pool);
-    for (; ring->first < keep && ring->first < ring->end; ring->first++)
-        kvc__ring_drop(pool, ring, ring->first, 1);
+    while (ring->first < keep && ring->first < ring->end) kvc__ring_give(pool, ring, 1);
 }
 
 /* Takes the pages that the next n positions are written to. Returns a page to be copied, to the one
@@ -6157,11 +6391,12 @@ static uint32_t kvc__ring_extend(kvc_seq *s, uint32_t reach, uint32_t n)
     const kvc__extent *t = kvc__seq_last(s);
     uint32_t end = kvc__page_of(c, t, t->end + n - 1) + 1;
     uint32_t last = kvc__page_of(c, t, t->end), old = UINT32_MAX;
-    if (last < ring->end && pool->refs[*kvc__ring_at(ring, last)] > 1) {
-        old = *kvc__ring_at(ring, last);
-        *kvc__ring_at(ring, last) = kvc__page_take(pool, ring);
+    if (last < ring->end && !kvc__ring_alone(pool, ring, last)) {
+        kvc__leaf *leaf = kvc__leaf_own(pool, ring, last);
+        old = leaf->pages[last % KVC__LEAF_PAGES];
+        leaf->pages[last % KVC__LEAF_PAGES] = kvc__page_take(pool, ring);
     }
-    while (ring->end < end) *kvc__ring_at(ring, ring->end++) = kvc__page_take(pool, ring);
+    while (ring->end < end) kvc__ring_push(pool, ring, kvc__page_take(pool, ring));
     return old;
 }
 
@@ -6217,7 +6452,7 @@ static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
     kvc__lock_enter(&c->lock);
     if (s->policy == KVC_POLICY_WINDOW) n = kvc__seq_slide(s, n);
     for (i = 0; i < n_reaches; i++) {
-        kvc__ring_give(s, i);
+        kvc__seq_give(s, i);
         old[i] = kvc__ring_extend(s, i, n);
         copies += old[i] != UINT32_MAX;
     }
@@ -6226,7 +6461,7 @@ static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
     page = kvc__page_of(c, kvc__seq_last(s), kvc__seq_last(s)->end);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX)
-            kvc__page_copy(c, i, *kvc__ring_at(&s->rings[i], page), old[i]);
+            kvc__page_copy(c, i, kvc__ring_at(&c->pools[i], &s->rings[i], page), old[i]);
     kvc__lock_enter(&c->lock);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX) kvc__page_drop(&c->pools[i], old[i]);
@@ -6248,25 +6483,13 @@ static void kvc__seq_settle(kvc_seq *s)
     uint32_t i;
     kvc__lock_enter(&c->lock);
     for (i = 0; i < c->desc.model->n_reaches; i++) {
-        kvc__ring_give(s, i);
+        kvc__seq_give(s, i);
         kvc__ring_settle(&c->pools[i], &s->rings[i]);
     }
     kvc__lock_leave(&c->lock);
 }
 
 /* ---- sequences ---- */
-
-/* The same pages as the parent's, each with one holder more. */
-static void kvc__ring_share(kvc__pool *pool, kvc__ring *to, const kvc__ring *from)
-{
-    uint32_t i;
-    to->first = from->first;
-    to->end = from->end;
-    for (i = from->first; i < from->end; i++) {
-        *kvc__ring_at(to, i) = *kvc__ring_at(from, i);
-        pool->refs[*kvc__ring_at(to, i)]++;
-    }
-}
 
 /* Everything but the pages. */
 static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
@@ -6386,6 +6609,63 @@ static kvc_result kvc__seq_remove(kvc_seq *s, uint32_t from, uint32_t to, kvc_er
     return KVC_OK;
 }
 
+/* Drops what `to` has and gives it the same past as `from`. The lock is held. */
+static void kvc__seq_become(kvc_seq *to, const kvc_seq *from)
+{
+    kvc_cache *c = to->cache;
+    uint32_t i;
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        kvc__ring_clear(&c->pools[i], &to->rings[i]);
+        kvc__ring_share(&c->pools[i], &to->rings[i], &from->rings[i]);
+    }
+    kvc__seq_inherit(to, from);
+}
+
+/* Whether the sequences are open, different and of one cache; numbers them. */
+static int kvc__seqs_check(kvc_seq *const *seqs, uint32_t n)
+{
+    uint32_t i;
+    for (i = 0; i < n; i++) {
+        if (seqs[i] == NULL || !seqs[i]->is_open || seqs[i]->cache != seqs[0]->cache) return 0;
+        seqs[i]->index = i;
+        seqs[i]->n_uses = 0;
+    }
+    for (i = 0; i < n; i++)
+        if (seqs[i]->index != i) return 0;
+    return 1;
+}
+
+/* A past that no other sequence is to get can be replaced at once, and then, maybe, the one it is
+   replaced by. What is left are circles, whose sequences change places. */
+static void kvc__seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_t n)
+{
+    const uint32_t done = UINT32_MAX;
+    uint32_t i, t;
+    for (i = 0; i < n; i++) {
+        if (from[i] == i) seqs[i]->index = done;
+        else seqs[from[i]]->n_uses++;
+    }
+    kvc__lock_enter(&seqs[0]->cache->lock);
+    for (i = 0; i < n; i++) {
+        for (t = i; seqs[t]->index != done && seqs[t]->n_uses == 0; t = from[t]) {
+            kvc__seq_become(seqs[t], seqs[from[t]]);
+            seqs[t]->index = done;
+            seqs[from[t]]->n_uses--;
+        }
+    }
+    for (i = 0; i < n; i++) {
+        for (t = i; seqs[t]->index != done; t = from[t]) {
+            if (from[t] != i) {
+                kvc_seq one = *seqs[t];
+                *seqs[t] = *seqs[from[t]];
+                *seqs[from[t]] = one;
+            }
+            seqs[t]->index = done;
+        }
+    }
+    kvc__lock_leave(&seqs[0]->cache->lock);
+}
+
 static void kvc__seq_close(kvc_seq *s)
 {
     kvc__seq_rollback(s, 0);
@@ -6430,9 +6710,10 @@ static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_
     const kvc_cache *c = s->cache;
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
+    const kvc__pool *pool = &c->pools[m->layers[layer].reach];
     const kvc__ring *ring = &s->rings[m->layers[layer].reach];
     uint32_t at = slot & (c->desc.page_size - 1), h;
-    uint32_t page = *kvc__ring_at(ring, kvc__page_of(c, kvc__seq_last(s), slot));
+    uint32_t page = kvc__ring_at(pool, ring, kvc__page_of(c, kvc__seq_last(s), slot));
     for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
         kvc__key_store(kernels, l->type_k, kvc__k_piece(c, layer, h, page) +
             ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * kvc__kv_size(l->type_k), k,
@@ -6442,9 +6723,366 @@ static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_
     }
 }
 
-static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
+static int kvc__policy_fits(const kvc_cache_desc *d, kvc_policy policy, uint32_t n_keep)
+{
+    if (policy == KVC_POLICY_ERROR) return 1;
+    return d->n_ctx >= 2 * d->page_size && n_keep <= d->n_ctx - 2 * d->page_size;
+}
+
+/* ---- saving and loading ----
+   A file is a head, the extents, the number of each reach's first page, the tokens, then for each
+   reach the rows of its layers: head by head, the key and the value of every position held. It ends
+   with a hash of all bytes before. Numbers are little-endian. */
+#define KVC__SAVE_MAGIC 0x1a0a0d716573766bu     /* "kvseq", then what a text transfer would break */
+#define KVC__SAVE_VERSION 1u
+
+typedef struct kvc__save_head {
+    uint64_t magic;
+    uint32_t version, what;
+    uint64_t fingerprint[2];
+    uint64_t size;                      /* of all */
+    uint32_t n_pos, n_extents, policy, n_keep;
+} kvc__save_head;                       /* 56 bytes */
+
+/* What K and V depend on, and how they are stored. */
+static void kvc__cache_fingerprint(const kvc_cache *c, uint64_t out[2])
+{
+    const kvc_model *m = c->desc.model;
+    uint32_t i;
+    for (i = 0; i < 2; i++) out[i] = m->fingerprint[i];
+    for (i = 0; i < m->n_layers; i++) {
+        uint64_t types = (uint64_t)c->layers[i].type_k << 32 | (uint64_t)c->layers[i].type_v;
+        out[0] = kvc__mix64(out[0] ^ types);
+        out[1] = kvc__mix64(out[1] + types);
+    }
+    out[0] = kvc__mix64(out[0] ^ c->desc.page_size);
+    out[1] = kvc__mix64(out[1] + c->desc.page_size);
+}
+
+/* Bytes on their way from or to the host, gathered to blocks. */
+typedef struct kvc__pipe {
+    kvc_write_fn write;                 /* one of the two; both NULL: only counts */
+    kvc_read_fn read;
+    void *user;
+    uint64_t hash, n_bytes;
+    size_t n;                           /* bytes in the block, when writing */
+    int failed;
+    unsigned char block[4096];
+} kvc__pipe;
+
+static void kvc__pipe_flush(kvc__pipe *p)
+{
+    if (p->n != 0 && !p->failed) p->failed = p->write(p->block, p->n, p->user) != 0;
+    p->n = 0;
+}
+
+static void kvc__pipe_put(kvc__pipe *p, const void *data, size_t size)
+{
+    const unsigned char *from = (const unsigned char *)data;
+    size_t n;
+    p->n_bytes += size;
+    if (p->write == NULL) return;
+    p->hash = kvc__hash_bytes(data, size, p->hash);
+    for (; size > 0; size -= n, from += n) {
+        n = sizeof p->block - p->n < size ? sizeof p->block - p->n : size;
+        memcpy(p->block + p->n, from, n);
+        p->n += n;
+        if (p->n == sizeof p->block) kvc__pipe_flush(p);
+    }
+}
+
+/* After a failure there are zeros. */
+static void kvc__pipe_get(kvc__pipe *p, void *data, size_t size)
+{
+    if (!p->failed) p->failed = p->read(data, size, p->user) != 0;
+    if (p->failed) memset(data, 0, size);
+    p->hash = kvc__hash_bytes(data, size, p->hash);
+    p->n_bytes += size;
+}
+
+static void kvc__pipe_pass(kvc__pipe *p, void *data, size_t size)
+{
+    if (p->read != NULL) kvc__pipe_get(p, data, size);
+    else kvc__pipe_put(p, data, size);
+}
+
+/* The key of one position: cells that lie 16 apart, for all lanes of a tile, pass through row. */
+static void kvc__key_pass(kvc__pipe *p, kvc_kv_type type, unsigned char *lane, uint32_t head_dim)
+{
+    unsigned char row[512];
+    const size_t size = kvc__kv_size(type), most = sizeof row / size;
+    size_t i, j, n;
+    for (i = 0; i < head_dim; i += n) {
+        n = head_dim - i < most ? head_dim - i : most;
+        for (j = 0; p->read == NULL && j < n; j++)
+            memcpy(row + j * size, lane + 16 * size * (i + j), size);
+        kvc__pipe_pass(p, row, n * size);
+        for (j = 0; p->read != NULL && j < n; j++)
+            memcpy(lane + 16 * size * (i + j), row + j * size, size);
+    }
+}
+
+/* One position of a layer's head. */
+static void kvc__position_pass(kvc__pipe *p, const kvc_cache *c, uint32_t layer, uint32_t head,
+    uint32_t page, uint32_t at)
+{
+    const kvc_model *m = c->desc.model;
+    const kvc__layer_kv *l = &c->layers[layer];
+    unsigned char *k = kvc__k_piece(c, layer, head, page);
+    unsigned char *v = kvc__v_piece(c, layer, head, page);
+    const size_t v_size = kvc__kv_size(l->type_v);
+    if (p->read == NULL && p->write == NULL) {
+        p->n_bytes += m->head_dim * kvc__kv_size(l->type_k) + m->head_dim_v * v_size;
+        return;
+    }
+    k += ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * kvc__kv_size(l->type_k);
+    v += (size_t)at * c->v_stride * v_size;
+    kvc__key_pass(p, l->type_k, k, m->head_dim);
+    kvc__pipe_pass(p, v, m->head_dim_v * v_size);
+    if (p->read != NULL)
+        memset(v + m->head_dim_v * v_size, 0, (c->v_stride - m->head_dim_v) * v_size);
+}
+
+/* All positions of a reach that lie in pages from ring->first on. */
+static void kvc__reach_pass(kvc__pipe *p, const kvc_seq *s, uint32_t reach)
+{
+    const kvc_cache *c = s->cache;
+    const kvc_model *m = c->desc.model;
+    const kvc__ring *ring = &s->rings[reach];
+    uint32_t layer, head, i, slot, page;
+    for (layer = 0; layer < m->n_layers; layer++) {
+        if (m->layers[layer].reach != reach) continue;
+        for (head = 0; head < m->n_kv_heads; head++)
+            for (i = 0; i < s->n_extents; i++) {
+                const kvc__extent *t = &s->extents[i];
+                for (slot = t->slot; slot < t->end && !p->failed; slot++) {
+                    page = kvc__page_of(c, t, slot);
+                    if (page < ring->first) continue;
+                    page = kvc__ring_at(&c->pools[reach], ring, page);
+                    kvc__position_pass(p, c, layer, head, page, slot & (c->desc.page_size - 1));
+                }
+            }
+    }
+}
+
+static void kvc__tokens_pass(kvc__pipe *p, const kvc_seq *s)
 {
     uint32_t i;
+    for (i = 0; i < s->n_pos; i++) {
+        kvc_token *token = kvc__token_at(s, i), none = KVC_NO_TOKEN;
+        kvc__pipe_pass(p, token != NULL ? token : &none, sizeof none);
+    }
+}
+
+/* Everything but the hash. */
+static void kvc__save_pass(kvc__pipe *p, const kvc_seq *s, kvc_save what, uint64_t size)
+{
+    kvc__save_head h;
+    uint32_t i, n_reaches = s->cache->desc.model->n_reaches;
+    memset(&h, 0, sizeof h);
+    h.magic = KVC__SAVE_MAGIC;
+    h.version = KVC__SAVE_VERSION;
+    h.what = (uint32_t)what;
+    kvc__cache_fingerprint(s->cache, h.fingerprint);
+    h.size = size;
+    h.n_pos = s->n_pos;
+    h.n_extents = s->n_extents;
+    h.policy = (uint32_t)s->policy;
+    h.n_keep = s->n_keep;
+    kvc__pipe_put(p, &h, sizeof h);
+    for (i = 0; i < s->n_extents; i++) kvc__pipe_put(p, &s->extents[i], 3 * sizeof(uint32_t));
+    for (i = 0; i < n_reaches; i++) kvc__pipe_put(p, &s->rings[i].first, sizeof(uint32_t));
+    kvc__tokens_pass(p, s);
+    for (i = 0; what == KVC_SAVE_ALL && i < n_reaches; i++) kvc__reach_pass(p, s, i);
+}
+
+static uint64_t kvc__save_size(const kvc_seq *s, kvc_save what)
+{
+    kvc__pipe p;
+    memset(&p, 0, sizeof p);
+    kvc__save_pass(&p, s, what, 0);
+    return p.n_bytes + sizeof(uint64_t);
+}
+
+static kvc_result kvc__seq_save(const kvc_seq *s, kvc_save what, kvc_write_fn write, void *user,
+    kvc_error *err)
+{
+    kvc__pipe p;
+    uint64_t hash;
+    if (what == KVC_SAVE_TOKENS && (s->n_extents > 1 || s->extents[0].slot != 0))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "what",
+            "positions were removed, so computing the tokens again gives something else");
+    if (what == KVC_SAVE_TOKENS && s->n_pos > 0 && kvc__token_at(s, 0) == NULL)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "what",
+            "all layers see a window, and the first tokens are no longer held");
+    memset(&p, 0, sizeof p);
+    p.write = write;
+    p.user = user;
+    kvc__save_pass(&p, s, what, kvc__save_size(s, what));
+    hash = p.hash;
+    kvc__pipe_put(&p, &hash, sizeof hash);
+    kvc__pipe_flush(&p);
+    if (p.failed) return kvc__fail(err, KVC_ERROR_FILE, "write", "the host's function failed");
+    return KVC_OK;
+}
+
+/* The head must fit the cache, else err says why. */
+static kvc_result kvc__load_head(kvc__pipe *p, const kvc_cache *c, kvc__save_head *h,
+    kvc_error *err)
+{
+    uint64_t fingerprint[2];
+    kvc__pipe_get(p, h, sizeof *h);
+    if (p->failed || h->magic != KVC__SAVE_MAGIC)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "head", "not a saved sequence");
+    if (h->version != KVC__SAVE_VERSION)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "version", "of another version of the format");
+    kvc__cache_fingerprint(c, fingerprint);
+    if (h->fingerprint[0] != fingerprint[0] || h->fingerprint[1] != fingerprint[1])
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "fingerprint",
+            "saved with another model, other K/V types or another page_size");
+    if (h->what > KVC_SAVE_TOKENS || h->policy > KVC_POLICY_WINDOW || h->n_extents == 0)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "head", "damaged");
+    if (h->policy == KVC_POLICY_ERROR && h->n_pos > c->desc.n_ctx)
+        return kvc__fail_numbers(err, KVC_ERROR_FULL, "n_ctx", "positions of a sequence",
+            c->desc.n_ctx, "and needed", h->n_pos);
+    if (h->n_extents > c->desc.n_cuts + 2)
+        return kvc__fail_numbers(err, KVC_ERROR_FULL, "n_cuts", "ranges that may be missing",
+            c->desc.n_cuts, "and needed", h->n_extents - 1);
+    return KVC_OK;
+}
+
+/* Extents rise, and pages follow each other without a gap. */
+static int kvc__load_extents(kvc__pipe *p, kvc_seq *s, const kvc__save_head *h)
+{
+    const uint32_t shift = s->cache->page_shift;
+    uint32_t i;
+    uint64_t n = 0;
+    for (i = 0; i < h->n_extents; i++) {
+        kvc__extent *t = &s->extents[i];
+        const kvc__extent *was = t - 1;
+        kvc__pipe_get(p, t, 3 * sizeof(uint32_t));
+        if (t->slot > t->end || t->end > KVC__MAX_SLOTS || t->page > KVC__MAX_SLOTS) return 0;
+        if (t->slot == t->end && h->n_pos > 0) return 0;
+        if (i > 0) {
+            uint32_t same = (was->end - 1) >> shift == t->slot >> shift;
+            if (t->slot <= was->end) return 0;
+            if (t->page != kvc__page_of(s->cache, was, was->end - 1) + !same) return 0;
+        }
+        n += t->end - t->slot;
+    }
+    if (h->n_pos == 0 && (h->n_extents > 1 || s->extents[0].end != 0 || s->extents[0].page != 0))
+        return 0;
+    s->n_extents = h->n_extents;
+    kvc__seq_measure(s);
+    return n == h->n_pos && !p->failed;
+}
+
+/* Takes the pages from number `first` to the last. 0 if the sequence cannot have those or, in
+   *full, if there are not enough. */
+static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full)
+{
+    kvc_cache *c = s->cache;
+    kvc__pool *pool = &c->pools[reach];
+    kvc__ring *ring = &s->rings[reach];
+    const kvc__extent *t = kvc__seq_last(s);
+    uint32_t end = s->n_pos > 0 ? kvc__page_of(c, t, t->end - 1) + 1 : 0, needed = 0;
+    const uint32_t seen = kvc__first_seen(s->n_pos, pool->window);
+    if (s->n_pos > 0) needed = kvc__page_at(s, seen < s->n_pos ? seen : s->n_pos - 1);
+    if (first < s->extents[0].page || first > needed || end - first > pool->ring_cap)
+        return s->n_pos == 0 && first == 0;
+    kvc__lock_enter(&c->lock);
+    *full = end - first > pool->n_free - pool->n_promised;
+    if (!*full) {
+        ring->promised = end - first;
+        pool->n_promised += end - first;
+        ring->first = ring->end = first;
+        while (ring->end < end) kvc__ring_push(pool, ring, kvc__page_take(pool, ring));
+    }
+    kvc__lock_leave(&c->lock);
+    return !*full;
+}
+
+/* All pages, for the places that the file gives. */
+static int kvc__load_rings(kvc__pipe *p, kvc_seq *s, int *full)
+{
+    uint32_t i, first;
+    for (i = 0; i < s->cache->desc.model->n_reaches; i++) {
+        kvc__pipe_get(p, &first, sizeof first);
+        if (p->failed || !kvc__load_pages(s, i, first, full)) return 0;
+    }
+    return 1;
+}
+
+/* Reads the tokens and computes them. */
+static kvc_result kvc__load_tokens(kvc__pipe *p, kvc_seq *s, kvc_ctx *ctx, uint32_t n,
+    kvc_error *err)
+{
+    kvc_token tokens[256];
+    kvc_result r = KVC_OK;
+    uint32_t part, i;
+    for (; n > 0 && r == KVC_OK && !p->failed; n -= part) {
+        part = n < 256 ? n : 256;
+        for (i = 0; i < part; i++) kvc__pipe_get(p, &tokens[i], sizeof tokens[i]);
+        if (!p->failed) r = kvc_prefill(ctx, s, tokens, part, NULL, err);
+    }
+    return r;
+}
+
+/* What follows the head. */
+static kvc_result kvc__load_body(kvc__pipe *p, kvc_seq *s, kvc_ctx *ctx, const kvc__save_head *h,
+    kvc_error *err)
+{
+    uint32_t i, skipped, n_reaches = s->cache->desc.model->n_reaches;
+    int full = 0;
+    s->policy = (kvc_policy)h->policy;
+    s->n_keep = h->n_keep;
+    if (h->what == KVC_SAVE_TOKENS) {
+        kvc__extent none;
+        for (i = 0; i < h->n_extents; i++) kvc__pipe_get(p, &none, 3 * sizeof(uint32_t));
+        for (i = 0; i < n_reaches; i++) kvc__pipe_get(p, &skipped, sizeof skipped);
+        return kvc__load_tokens(p, s, ctx, h->n_pos, err);
+    }
+    if (!kvc__load_extents(p, s, h) || !kvc__load_rings(p, s, &full)) {
+        if (full)
+            return kvc__fail(err, KVC_ERROR_FULL, "cache", "not enough pages are free");
+        return kvc__fail(err, KVC_ERROR_FORMAT, "extents", "damaged");
+    }
+    kvc__tokens_pass(p, s);
+    for (i = 0; i < n_reaches && !p->failed; i++) kvc__reach_pass(p, s, i);
+    return KVC_OK;
+}
+
+static kvc_result kvc__seq_load(kvc_seq **out, kvc_cache *c, kvc_ctx *ctx, kvc_read_fn read,
+    void *user, kvc_error *err)
+{
+    kvc__pipe p;
+    kvc__save_head h;
+    kvc_seq *s;
+    kvc_result r;
+    uint64_t hash, stored;
+    memset(&p, 0, sizeof p);
+    p.read = read;
+    p.user = user;
+    if ((r = kvc__load_head(&p, c, &h, err)) != KVC_OK) return r;
+    if (h.what == KVC_SAVE_TOKENS && ctx == NULL)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL, and tokens must be computed");
+    if (!kvc__policy_fits(&c->desc, (kvc_policy)h.policy, h.n_keep))
+        return kvc__fail(err, KVC_ERROR_FULL, "n_keep", "more than the cache's sequences can keep");
+    if ((r = kvc__seq_open(&s, c, NULL, err)) != KVC_OK) return r;
+    r = kvc__load_body(&p, s, ctx, &h, err);
+    hash = p.hash;
+    if (r == KVC_OK) kvc__pipe_get(&p, &stored, sizeof stored);
+    if (r == KVC_OK && (p.failed || stored != hash || h.size != p.n_bytes))
+        r = kvc__fail(err, KVC_ERROR_FORMAT, "hash", "cut short or damaged");
+    kvc__seq_settle(s);
+    if (r == KVC_OK) *out = s;
+    else kvc__seq_close(s);
+    return r;
+}
+
+static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
+{
+    uint32_t i, j;
     info->window = pool->window;
     info->n_layers = pool->n_layers;
     info->seq_pages = pool->ring_cap;
@@ -6454,6 +7092,11 @@ static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
     info->pages_live = pool->n_pages - pool->n_free;
     info->pages_peak = pool->peak;
     for (i = 0; i < pool->n_pages; i++) info->pages_shared += pool->refs[i] > 1;
+    for (i = 0; i < pool->n_leaves; i++) {      /* a page with one holder is in one leaf */
+        const kvc__leaf *leaf = &pool->leaves[i];
+        for (j = leaf->lo; leaf->refs > 1 && j < leaf->hi; j++)
+            info->pages_shared += pool->refs[leaf->pages[j]] == 1;
+    }
 }
 
 static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
@@ -6491,7 +7134,7 @@ static void kvc__seq_query(const kvc_seq *s, kvc_seq_info *info)
         const kvc__ring *ring = &s->rings[i];
         uint32_t own = 0, all = ring->end - ring->first;
         for (j = ring->first; j < ring->end; j++)
-            own += c->pools[i].refs[*kvc__ring_at(ring, j)] == 1;
+            own += (uint32_t)kvc__ring_alone(&c->pools[i], ring, j);
         info->pages_own += own;
         info->pages_shared += all - own;
         info->bytes_own += own * c->pools[i].page;
@@ -6928,7 +7571,8 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->v = kvc__v_piece(c, op->layer, head, 0);
     a->k_piece = l->k_piece;
     a->v_piece = l->v_piece;
-    a->ring = r->seq->rings[reach].pages;
+    a->leaves = c->pools[reach].leaves;
+    a->ring = r->seq->rings[reach].leaves;
     a->ring_cap = r->seq->rings[reach].cap;
     a->page_shift = c->page_shift;
     a->head_dim = m->head_dim;
@@ -7668,6 +8312,7 @@ static void kvc__request_chunk(kvc_ctx *ctx, const kvc__request *q, size_t first
         p->rows[i].seq = q->seq;
         p->rows[i].slot = kvc__seq_last(q->seq)->end + i;
         p->rows[i].token = q->tokens[first + i];
+        *kvc__token_of(q->seq, kvc__seq_last(q->seq), p->rows[i].slot) = p->rows[i].token;
         if (*row < q->n_rows && q->rows[*row] == first + i) {
             p->wanted[p->n_wanted++] = i;
             ++*row;
@@ -8311,15 +8956,13 @@ KVC_API void kvc_seq_close(kvc_seq *seq)
 KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t n_keep,
     kvc_error *err)
 {
-    const kvc_cache_desc *d;
     if (seq == NULL || !seq->is_open)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
     if (policy != KVC_POLICY_ERROR && policy != KVC_POLICY_WINDOW)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "policy", "not a kvc_policy");
-    d = &seq->cache->desc;
-    if (policy == KVC_POLICY_WINDOW &&
-        (d->n_ctx < 2 * d->page_size || n_keep > d->n_ctx - 2 * d->page_size))
-        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_keep", "the sequence holds", d->n_ctx,
+    if (!kvc__policy_fits(&seq->cache->desc, policy, n_keep))
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_keep", "the sequence holds",
+            seq->cache->desc.n_ctx,
             "positions, of which two pages must be free to go; to be kept are", n_keep);
     seq->policy = policy;
     seq->n_keep = n_keep;
@@ -8333,6 +8976,24 @@ KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *er
     if (seq == NULL || !seq->is_open)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
     return kvc__seq_open(out, seq->cache, seq, err);
+}
+
+KVC_API kvc_result kvc_seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_t n,
+    kvc_error *err)
+{
+    uint32_t i;
+    if (n == 0) return KVC_OK;
+    if (seqs == NULL || from == NULL)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, seqs == NULL ? "seqs" : "from", "NULL");
+    for (i = 0; i < n; i++)
+        if (from[i] >= n)
+            return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "from", "entry", i,
+                "is not an index below n, it is", from[i]);
+    if (!kvc__seqs_check(seqs, n))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seqs",
+            "not all are open, of one cache and there once");
+    kvc__seq_reorder(seqs, from, n);
+    return KVC_OK;
 }
 
 KVC_API uint32_t kvc_seq_length(const kvc_seq *seq)
@@ -8356,6 +9017,104 @@ KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length)
     if (length != 0 && length < kvc__seq_least(seq)) return KVC_ERROR_ARGUMENT;
     kvc__seq_rollback(seq, length);
     return KVC_OK;
+}
+
+KVC_API kvc_result kvc_seq_tokens(const kvc_seq *seq, uint32_t from, uint32_t n, kvc_token *out,
+    kvc_error *err)
+{
+    uint32_t i;
+    if (seq == NULL || !seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (from > seq->n_pos || n > seq->n_pos - from)
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n", "positions asked for end at",
+            (uint64_t)from + n, "and the sequence at", seq->n_pos);
+    if (n > 0 && kvc__token_at(seq, from) == NULL)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "from", "the position was given back");
+    for (i = 0; i < n; i++) out[i] = *kvc__token_at(seq, from + i);
+    return KVC_OK;
+}
+
+static int kvc__save_known(kvc_save what)
+{
+    return what == KVC_SAVE_ALL || what == KVC_SAVE_TOKENS;
+}
+
+KVC_API uint64_t kvc_seq_save_size(const kvc_seq *seq, kvc_save what)
+{
+    return seq != NULL && seq->is_open && kvc__save_known(what) ? kvc__save_size(seq, what) : 0;
+}
+
+KVC_API kvc_result kvc_seq_save(const kvc_seq *seq, kvc_save what, kvc_write_fn write, void *user,
+    kvc_error *err)
+{
+    if (seq == NULL || !seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!kvc__save_known(what))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "what", "not a kvc_save");
+    if (write == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "write", "NULL");
+    return kvc__seq_save(seq, what, write, user, err);
+}
+
+KVC_API kvc_result kvc_seq_load(kvc_seq **out, kvc_cache *cache, kvc_ctx *ctx, kvc_read_fn read,
+    void *user, kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
+    if (read == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "read", "NULL");
+    return kvc__seq_load(out, cache, ctx, read, user, err);
+}
+
+/* A buffer as the host's functions. */
+typedef struct kvc__buffer {
+    unsigned char *to;
+    const unsigned char *from;
+    size_t left;
+} kvc__buffer;
+
+static int kvc__buffer_write(const void *data, size_t size, void *user)
+{
+    kvc__buffer *b = (kvc__buffer *)user;
+    if (size > b->left) return 1;
+    memcpy(b->to, data, size);
+    b->to += size;
+    b->left -= size;
+    return 0;
+}
+
+static int kvc__buffer_read(void *data, size_t size, void *user)
+{
+    kvc__buffer *b = (kvc__buffer *)user;
+    if (size > b->left) return 1;
+    memcpy(data, b->from, size);
+    b->from += size;
+    b->left -= size;
+    return 0;
+}
+
+KVC_API kvc_result kvc_seq_save_memory(const kvc_seq *seq, kvc_save what, void *buffer, size_t size,
+    size_t *written, kvc_error *err)
+{
+    kvc__buffer b;
+    uint64_t needed = kvc_seq_save_size(seq, what);
+    memset(&b, 0, sizeof b);
+    b.to = (unsigned char *)buffer;
+    b.left = size;
+    if (written != NULL) *written = needed <= SIZE_MAX ? (size_t)needed : SIZE_MAX;
+    if (needed > size || (buffer == NULL && needed > 0))
+        return kvc__fail_numbers(err, KVC_ERROR_SPACE, "size", "needed are", needed, "bytes, given",
+            size);
+    return kvc_seq_save(seq, what, kvc__buffer_write, &b, err);
+}
+
+KVC_API kvc_result kvc_seq_load_memory(kvc_seq **out, kvc_cache *cache, kvc_ctx *ctx,
+    const void *data, size_t size, kvc_error *err)
+{
+    kvc__buffer b;
+    memset(&b, 0, sizeof b);
+    b.from = (const unsigned char *)data;
+    b.left = data != NULL ? size : 0;
+    return kvc_seq_load(out, cache, ctx, kvc__buffer_read, &b, err);
 }
 
 KVC_API kvc_result kvc_seq_remove(kvc_seq *seq, uint32_t from, uint32_t to, kvc_error *err)

@@ -335,7 +335,8 @@ static void test_rope(void **state) {
 typedef struct scene {
     kvc__attn attn;
     unsigned char *k, *v;       /* planes */
-    uint32_t *ring;
+    kvc__leaf leaves[3];
+    uint32_t ring[3];
     kvc__extent extents[3];
     float turns[2 * 2 * 128];
     float *q, *out;
@@ -354,7 +355,8 @@ static int scene_extent(const scene *s, uint32_t slot) {
 static uint32_t scene_page(const scene *s, uint32_t slot) {
     const kvc__attn *a = &s->attn;
     const kvc__extent *t = &s->extents[scene_extent(s, slot)];
-    return a->ring[(t->page + (slot >> a->page_shift) - (t->slot >> a->page_shift)) % a->ring_cap];
+    return kvc__ring_page(a->leaves, a->ring, a->ring_cap,
+        t->page + (slot >> a->page_shift) - (t->slot >> a->page_shift));
 }
 
 static unsigned char *scene_k(const scene *s, uint32_t pos, uint32_t dim) {
@@ -452,20 +454,23 @@ static void scene_open(scene *s, uint64_t *state) {
     a->k_piece = (size_t)a->head_dim * kvc__kv_size(a->type_k) << a->page_shift;
     a->v_piece = (size_t)a->v_stride * kvc__kv_size(a->type_v) << a->page_shift;
     n_pages = scene_cut(s, state);
-    a->ring_cap = n_pages + pick(3, state);
-    s->ring = (uint32_t *)gguf_must(malloc(a->ring_cap * sizeof *s->ring));
+    a->ring_cap = (n_pages > KVC__LEAF_PAGES ? 2u : 1u) + pick(2, state);
+    memset(s->leaves, 0xff, sizeof s->leaves);
+    for (i = 0; i < 3; i++) s->ring[i] = 2u - i;
     for (i = 0; i < n_pages; i++) {         /* shuffled: each takes the place of one before */
         uint32_t j = pick(i + 1, state);
-        s->ring[i] = s->ring[j];
-        s->ring[j] = i;
+        uint32_t *to = &s->leaves[s->ring[i / KVC__LEAF_PAGES]].pages[i % KVC__LEAF_PAGES];
+        uint32_t *of = &s->leaves[s->ring[j / KVC__LEAF_PAGES]].pages[j % KVC__LEAF_PAGES];
+        *to = *of;
+        *of = i;
     }
-    for (; i < a->ring_cap; i++) s->ring[i] = 0xffffffffu;
     s->k = (unsigned char *)gguf_must(malloc(n_pages * a->k_piece));
     s->v = (unsigned char *)gguf_must(malloc(n_pages * a->v_piece));
     memset(s->k, 0xff, n_pages * a->k_piece);
     memset(s->v, 0xff, n_pages * a->v_piece);
     a->k = s->k;
     a->v = s->v;
+    a->leaves = s->leaves;
     a->ring = s->ring;
     a->q_stride = a->n_q * a->head_dim + pick(3, state);
     a->out_stride = a->n_q * a->head_dim_v + pick(3, state);
@@ -478,7 +483,6 @@ static void scene_open(scene *s, uint64_t *state) {
 static void scene_close(scene *s) {
     free(s->k);
     free(s->v);
-    free(s->ring);
     free(s->q);
     free(s->out);
 }

@@ -5,6 +5,8 @@
 #define KVC_IMPLEMENTATION
 #include "../kvc.h"
 
+#include <pthread.h>
+
 #include "testing.h"
 
 enum { N_VOCAB = 48, N_CTX = 120, N_SEQS = 16, PAGE = 16, OPERATIONS = 10000 };
@@ -26,7 +28,7 @@ typedef struct walk {
     kvc_ctx *ctx[3], *cold_ctx;
     track tracks[N_SEQS];
     uint64_t state;
-    unsigned n_compared, n_full, n_forks, n_back, n_refused;
+    unsigned n_compared, n_full, n_forks, n_back, n_refused, n_reorders, n_saves;
     uint32_t peak;              /* most pages seen live */
 } walk;
 
@@ -132,6 +134,59 @@ static void go_back(walk *w, track *t) {
     w->n_back++;
 }
 
+/* Some open sequences, each with the past of any of them. */
+static void reorder(walk *w) {
+    kvc_seq *seqs[N_SEQS];
+    track *tracks[N_SEQS], old[N_SEQS];
+    uint32_t from[N_SEQS], n = 0, i;
+    int permute = (int)draw(w, 2);
+    for (i = 0; i < N_SEQS; i++) {
+        if (w->tracks[i].seq == NULL || draw(w, 3) == 0) continue;
+        tracks[n] = &w->tracks[i];
+        old[n] = w->tracks[i];
+        seqs[n] = old[n].seq;
+        n++;
+    }
+    for (i = 0; i < n; i++) {
+        from[i] = permute ? i : draw(w, n);
+        if (permute) {
+            uint32_t j = draw(w, i + 1);
+            from[i] = from[j];
+            from[j] = i;
+        }
+    }
+    OK(kvc_seq_reorder(seqs, from, n, &last));
+    for (i = 0; i < n; i++) {
+        memcpy(tracks[i]->text, old[from[i]].text, sizeof old[0].text);
+        tracks[i]->n = old[from[i]].n;
+        tracks[i]->top = old[from[i]].top;
+        assert_int_equal(kvc_seq_length(seqs[i]), tracks[i]->n);
+    }
+    w->n_reorders++;
+}
+
+/* Saved, closed and loaded again: as it was, but with pages of its own. */
+static void save_and_load(walk *w, track *t) {
+    size_t size = (size_t)kvc_seq_save_size(t->seq, KVC_SAVE_ALL), written;
+    void *file = gguf_must(malloc(size));
+    kvc_result r;
+    OK(kvc_seq_save_memory(t->seq, KVC_SAVE_ALL, file, size, &written, &last));
+    assert_int_equal(written, size);
+    kvc_seq_close(t->seq);
+    memset(&last, 0, sizeof last);
+    r = kvc_seq_load_memory(&t->seq, w->cache, NULL, file, size, &last);
+    free(file);
+    if (r == KVC_ERROR_FULL) {          /* its pages were shared */
+        assert_string_equal(last.where, "cache");
+        assert_null(t->seq);
+        w->n_full++;
+        return;
+    }
+    OK(r);
+    assert_int_equal(kvc_seq_length(t->seq), t->n);
+    w->n_saves++;
+}
+
 static void look(walk *w) {
     kvc_cache_info info;
     uint32_t i, live = 0;
@@ -142,6 +197,8 @@ static void look(walk *w) {
         assert_true(r->pages_live <= r->pages_peak);
         live += r->pages_live;
         assert_int_equal(w->cache->pools[i].n_promised, 0);
+        if (r->pages_live == 0)
+            assert_int_equal(w->cache->pools[i].n_free_leaves, w->cache->pools[i].n_leaves);
     }
     assert_int_equal(live, info.pages_live);
     if (live > w->peak) w->peak = live;
@@ -158,8 +215,11 @@ static void operate(walk *w) {
         append(w, t, 1);
     } else if (what < 15) {
         fork_to(w, t);
-    } else if (what < 19) {
+    } else if (what < 18) {
         go_back(w, t);
+    } else if (what < 19) {
+        if (draw(w, 2)) reorder(w);
+        else save_and_load(w, t);
     } else {
         kvc_seq_close(t->seq);
         t->seq = NULL;
@@ -177,14 +237,90 @@ static void random_walk(const model_shape *shape, kvc_kv_type kv, uint32_t n_pag
     for (i = 0; i < N_SEQS; i++) kvc_seq_close(w.tracks[i].seq);
     kvc_cache_query(w.cache, &info);
     print_message("%d operations: %u times compared, %u forks, %u ways back, %u refused, "
-        "%u times full; peak %u of %u pages\n", OPERATIONS, w.n_compared, w.n_forks, w.n_back,
-        w.n_refused, w.n_full, info.pages_peak, info.pages_total);
+        "%u reorders, %u saved and loaded, %u times full; peak %u of %u pages\n", OPERATIONS,
+        w.n_compared, w.n_forks, w.n_back, w.n_refused, w.n_reorders, w.n_saves, w.n_full,
+        info.pages_peak, info.pages_total);
     assert_int_equal(info.pages_free, info.pages_total);
     assert_int_equal(info.n_seqs_open, 0);
     assert_true(info.pages_peak >= w.peak);
     assert_true(w.n_compared > OPERATIONS / 4);
     assert_true(w.n_full > 0 && w.n_forks > 100 && w.n_back > 100);
     walk_close(&w);
+}
+
+/* ---- forks ---- */
+
+/* Sixteen forks of 1,000 tokens hold the same pages, until each writes: its last page then. */
+static void test_forks(void **state) {
+    static const model_shape shape = {TINY};
+    enum { LONG = 1000 };
+    kvc_token *text = (kvc_token *)gguf_must(malloc(LONG * sizeof *text));
+    kvc_seq *seqs[17];
+    kvc_cache_desc desc = {0};
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_cache_info info;
+    kvc_seq_info one;
+    rig r;
+    uint32_t i, pages = (LONG + 31) / 32;
+    (void)state;
+    rig_open(&r, &shape);
+    random_tokens(text, LONG, N_VOCAB, 9);
+    desc.model = r.model;
+    desc.n_ctx = 2 * LONG;
+    desc.n_seqs = 17;
+    desc.n_pages = pages + 16;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    ctx = new_ctx(&r, 256, 1, KVC_ISA_BEST);
+    seqs[0] = new_seq(cache);
+    OK(kvc_prefill(ctx, seqs[0], text, LONG, NULL, &last));
+    for (i = 1; i < 17; i++) OK(kvc_seq_fork(&seqs[i], seqs[0], &last));
+    kvc_cache_query(cache, &info);
+    assert_int_equal(info.pages_live, pages);
+    assert_int_equal(info.pages_shared, pages);
+    for (i = 1; i < 17; i++) {
+        OK(kvc_prefill(ctx, seqs[i], text, 1, NULL, &last));
+        kvc_cache_query(cache, &info);
+        assert_int_equal(info.pages_live, pages + i);   /* one each */
+        kvc_seq_query(seqs[i], &one);
+        assert_int_equal(one.pages_own, 1);
+        assert_int_equal(one.pages_shared, pages - 1);
+        assert_int_equal(one.bytes_own, info.page_bytes);
+        assert_int_equal(one.bytes_shared, (pages - 1) * info.page_bytes);
+    }
+    for (i = 0; i < 17; i++) kvc_seq_close(seqs[i]);
+    kvc_cache_query(cache, &info);
+    assert_int_equal(info.pages_free, info.pages_total);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    free(text);
+    rig_close(&r);
+}
+
+static void test_reorder_arguments(void **state) {
+    static const model_shape shape = {TINY};
+    uint32_t from[3] = {0, 1, 2};
+    kvc_cache *cache, *other;
+    kvc_seq *seqs[3];
+    rig r;
+    (void)state;
+    rig_open(&r, &shape);
+    cache = new_cache(&r, 64, 2, 0, KVC_KV_F32);
+    other = new_cache(&r, 64, 1, 0, KVC_KV_F32);
+    seqs[0] = new_seq(cache), seqs[1] = new_seq(cache), seqs[2] = new_seq(other);
+    OK(kvc_seq_reorder(NULL, NULL, 0, &last));
+    OK(kvc_seq_reorder(seqs, from, 2, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "seqs", kvc_seq_reorder(NULL, from, 1, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "from", kvc_seq_reorder(seqs, NULL, 1, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "seqs", kvc_seq_reorder(seqs, from, 3, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "from", kvc_seq_reorder(seqs, from + 1, 1, &last));
+    seqs[2] = seqs[0];
+    FAILS(KVC_ERROR_ARGUMENT, "seqs", kvc_seq_reorder(seqs, from, 3, &last));
+    seqs[2] = NULL;
+    FAILS(KVC_ERROR_ARGUMENT, "seqs", kvc_seq_reorder(seqs, from, 3, &last));
+    kvc_cache_free(cache);
+    kvc_cache_free(other);
+    rig_close(&r);
 }
 
 static void test_walk(void **state) {
@@ -203,6 +339,121 @@ static void test_walk_window_only(void **state) {
     static const model_shape shape = {TINY, .window = 33};
     (void)state;
     random_walk(&shape, KVC_KV_F32, 40, 3);
+}
+
+/* ---- several threads ---- */
+
+enum { N_THREADS = 4, N_BASE = 40, N_OWN = 60, ROUNDS = 40 };
+
+/* A thread with a context of its own, which forks sequences that all threads may fork, writes its
+   own text behind them and compares with what a cold run gave. */
+typedef struct worker {
+    pthread_t thread;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    const kvc_seq *base;        /* N_BASE positions of text */
+    kvc_token text[N_BASE + N_OWN];
+    float *cold;                /* [N_BASE + N_OWN, N_VOCAB] */
+    uint64_t state;
+    unsigned n_wrong, n_same, n_full;
+} worker;
+
+static void worker_look(worker *w, kvc_result r, const float *logits, size_t at) {
+    if (r == KVC_ERROR_FULL) w->n_full++;
+    else if (r != KVC_OK || memcmp(logits, w->cold + at * N_VOCAB, N_VOCAB * sizeof *logits))
+        w->n_wrong++;
+    else w->n_same++;
+}
+
+static void *worker_run(void *arg) {
+    worker *w = (worker *)arg;
+    int round;
+    for (round = 0; round < ROUNDS; round++) {
+        kvc_error err;
+        kvc_seq *seq;
+        const float *logits = NULL;
+        size_t n = N_BASE + 1 + model_random(&w->state) % (N_OWN - 1), back;
+        kvc_result r = kvc_seq_fork(&seq, w->base, &err);
+        if (r != KVC_OK) {
+            w->n_wrong++;
+            continue;
+        }
+        r = kvc_prefill(w->ctx, seq, w->text + N_BASE, n - N_BASE, &logits, &err);
+        worker_look(w, r, logits, n - 1);
+        if (r == KVC_OK) {
+            back = model_random(&w->state) % (n - N_BASE) + N_BASE;
+            if (kvc_seq_rollback(seq, (uint32_t)back) != KVC_OK) w->n_wrong++;
+            r = kvc_decode(w->ctx, seq, w->text[back], &logits, &err);
+            worker_look(w, r, logits, back);
+        }
+        kvc_seq_close(seq);
+    }
+    return NULL;
+}
+
+static void run_threads(const model_shape *shape, uint32_t n_pages) {
+    static worker workers[N_THREADS];
+    kvc_cache_desc desc = {0};
+    kvc_token base[N_BASE];
+    kvc_cache_info info;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *seqs[2];
+    unsigned n_same = 0, n_full = 0, i;
+    rig r;
+    rig_open(&r, shape);
+    random_tokens(base, N_BASE, N_VOCAB, 5);
+    desc.model = r.model;
+    desc.n_ctx = N_BASE + N_OWN;
+    desc.n_seqs = 2 + N_THREADS;
+    desc.n_pages = n_pages;
+    desc.page_size = PAGE;
+    desc.n_batch = 16;
+    desc.n_back = N_OWN;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    ctx = new_ctx(&r, 64, 1, KVC_ISA_BEST);
+    seqs[0] = new_seq(cache);
+    OK(kvc_prefill(ctx, seqs[0], base, N_BASE, NULL, &last));
+    OK(kvc_seq_fork(&seqs[1], seqs[0], &last));
+    for (i = 0; i < N_THREADS; i++) {
+        worker *w = &workers[i];
+        memset(w, 0, sizeof *w);
+        w->cache = cache;
+        w->base = seqs[i % 2];
+        w->state = i + 1;
+        memcpy(w->text, base, sizeof base);
+        random_tokens(w->text + N_BASE, N_OWN, N_VOCAB, 100 + i);
+        w->cold = cold_run(&r, w->text, N_BASE + N_OWN, KVC_KV_F32);
+        w->ctx = new_ctx(&r, 7 + i, 1 + i % 2, KVC_ISA_BEST);
+    }
+    for (i = 0; i < N_THREADS; i++)
+        assert_int_equal(pthread_create(&workers[i].thread, NULL, worker_run, &workers[i]), 0);
+    for (i = 0; i < N_THREADS; i++) {
+        pthread_join(workers[i].thread, NULL);
+        assert_int_equal(workers[i].n_wrong, 0);
+        n_same += workers[i].n_same;
+        n_full += workers[i].n_full;
+        kvc_ctx_free(workers[i].ctx);
+        free(workers[i].cold);
+    }
+    print_message("%u steps the same, %u found the cache full\n", n_same, n_full);
+    assert_true(n_same > 10);
+    kvc_seq_close(seqs[0]);
+    kvc_seq_close(seqs[1]);
+    kvc_cache_query(cache, &info);
+    assert_int_equal(info.pages_free, info.pages_total);
+    assert_int_equal(cache->pools[0].n_promised, 0);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+static void test_threads(void **state) {
+    static const model_shape plain = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
+    (void)state;
+    run_threads(&plain, 0);
+    run_threads(&plain, 14);            /* not enough for all at once */
+    run_threads(&windows, 0);
 }
 
 /* ---- what window layers hold ---- */
@@ -279,9 +530,12 @@ static void test_window_pages(void **state) {
 
 int main(void) {
     static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_forks),
+        cmocka_unit_test(test_reorder_arguments),
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_walk_windows),
         cmocka_unit_test(test_walk_window_only),
+        cmocka_unit_test(test_threads),
         cmocka_unit_test(test_window_pages)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

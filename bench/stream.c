@@ -1,0 +1,163 @@
+/* stream: a text much longer than the context, read token by token with KVC_POLICY_WINDOW: whether
+   the time of a token or the perplexity of the text rises as positions fall out.
+
+       stream [MODEL.gguf [TEXT [TOKENS [CONTEXT]]]]
+
+   The text (the default model's evaluation) is read again from its start when it ends. For each
+   number of first positions that are kept, a table of blocks of tokens: microseconds of a decode
+   (median) and perplexity. "start anew" does what a host without the policy would: it begins with
+   an empty sequence when the context is full. */
+#define _DEFAULT_SOURCE   /* clock_gettime */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define KVC_IMPLEMENTATION
+#include "../kvc.h"
+
+enum { N_BLOCKS = 10 };
+
+typedef struct block {
+    double perplexity, us;
+} block;
+
+typedef struct stream {
+    kvc_model *model;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_token *tokens;
+    size_t n_tokens, n_text;
+    uint32_t n_vocab;
+} stream;
+
+static void need(kvc_result result, const kvc_error *err)
+{
+    if (result == KVC_OK) return;
+    fprintf(stderr, "stream: %s: %s\n", err->where, err->message);
+    exit(2);
+}
+
+static double now(void)     /* seconds */
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+static int compare(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return x < y ? -1 : x > y;
+}
+
+static char *read_text(const char *path, size_t *size)
+{
+    FILE *f = fopen(path, "rb");
+    char *text = NULL;
+    long n = -1;
+    if (f && !fseek(f, 0, SEEK_END) && (n = ftell(f)) > 0) {
+        rewind(f);
+        text = (char *)malloc((size_t)n);
+    }
+    if (!text || fread(text, 1, (size_t)n, f) != (size_t)n) {
+        fprintf(stderr, "stream: %s: cannot be read\n", path);
+        exit(2);
+    }
+    fclose(f);
+    *size = (size_t)n;
+    return text;
+}
+
+static void tokenize(stream *s, const char *path)
+{
+    size_t size;
+    kvc_error err;
+    char *text = read_text(path, &size);
+    s->tokens = (kvc_token *)malloc((size + 8) * sizeof *s->tokens);
+    if (!s->tokens) exit(2);
+    need(kvc_tokenize(s->model, text, size, KVC_TEXT_SPECIAL_ADD, s->tokens, size + 8, &s->n_text,
+        NULL, &err), &err);
+    free(text);
+}
+
+/* -log of the probability of a token */
+static double surprise(const float *logits, size_t n, kvc_token token)
+{
+    double top = -INFINITY, sum = 0;
+    for (size_t i = 0; i < n; i++) if (logits[i] > top) top = (double)logits[i];
+    for (size_t i = 0; i < n; i++) sum += exp((double)logits[i] - top);
+    return top + log(sum) - (double)logits[token];
+}
+
+/* keep < 0: starts anew */
+static void run(stream *s, int keep, block out[N_BLOCKS])
+{
+    size_t n = s->n_tokens / N_BLOCKS, at = 0;
+    double *times = (double *)malloc(n * sizeof *times);
+    kvc_seq *seq;
+    kvc_error err;
+    if (!times) exit(2);
+    need(kvc_seq_open(&seq, s->cache, &err), &err);
+    if (keep >= 0)
+        need(kvc_seq_set_policy(seq, KVC_POLICY_WINDOW, (uint32_t)keep, &err), &err);
+    for (int b = 0; b < N_BLOCKS; b++) {
+        double sum = 0;
+        for (size_t i = 0; i < n; i++, at++) {
+            const float *logits;
+            double start = now();
+            if (keep < 0 && kvc_seq_length(seq) == kvc_seq_capacity(seq))
+                need(kvc_seq_rollback(seq, 0), &err);
+            need(kvc_decode(s->ctx, seq, s->tokens[at % s->n_text], &logits, &err), &err);
+            times[i] = now() - start;
+            sum += surprise(logits, s->n_vocab, s->tokens[(at + 1) % s->n_text]);
+        }
+        qsort(times, n, sizeof *times, compare);
+        out[b].us = times[n / 2] * 1e6;
+        out[b].perplexity = exp(sum / (double)n);
+    }
+    kvc_seq_close(seq);
+    free(times);
+}
+
+int main(int argc, char **argv)
+{
+    static const int keeps[] = {-1, 0, 1, 4, 16};
+    enum { N_KEEPS = sizeof keeps / sizeof keeps[0] };
+    const char *path = argc > 1 ? argv[1] : "examples/models/tavern-f16.gguf";
+    const char *text = argc > 2 ? argv[2] : "examples/models/eval.txt";
+    block blocks[N_KEEPS][N_BLOCKS];
+    stream s = {0};
+    kvc_model_desc model_desc = {0};
+    kvc_cache_desc cache_desc = {0};
+    kvc_ctx_desc ctx_desc = {0};
+    kvc_model_info info;
+    kvc_error err;
+    model_desc.path = path;
+    need(kvc_model_open(&s.model, &model_desc, &err), &err);
+    kvc_model_query(s.model, &info);
+    s.n_vocab = info.n_vocab;
+    s.n_tokens = argc > 3 ? strtoul(argv[3], NULL, 10) : 20000;
+    tokenize(&s, text);
+    cache_desc.model = ctx_desc.model = s.model;
+    cache_desc.n_ctx = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 256;
+    need(kvc_cache_new(&s.cache, &cache_desc, &err), &err);
+    need(kvc_ctx_new(&s.ctx, &ctx_desc, &err), &err);
+    for (int k = 0; k < N_KEEPS; k++) run(&s, keeps[k], blocks[k]);
+    printf("%-10s %21s", "tokens", "start anew");
+    for (int k = 1; k < N_KEEPS; k++) printf("          %2d kept", keeps[k]);
+    printf("\n");
+    for (int b = 0; b < N_BLOCKS; b++) {
+        size_t n = s.n_tokens / N_BLOCKS;
+        printf("to %-12zu", n * (size_t)(b + 1));
+        for (int k = 0; k < N_KEEPS; k++)
+            printf(" %7.2f %4.0f us", blocks[k][b].perplexity, blocks[k][b].us);
+        printf("\n");
+    }
+    kvc_ctx_free(s.ctx);
+    kvc_cache_free(s.cache);
+    kvc_model_close(s.model);
+    free(s.tokens);
+    return 0;
+}
