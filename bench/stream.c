@@ -3,7 +3,8 @@
 
        stream [MODEL.gguf [TEXT [TOKENS [CONTEXT]]]]
 
-   The text (the default model's evaluation) is read again from its start when it ends. For each
+   The text (the default model's evaluation, its lines written as the model knows dialogues) is read
+   again from its start when it ends. For each
    number of first positions that are kept, a table of blocks of tokens: microseconds of a decode
    (median) and perplexity. "start anew" does what a host without the policy would: it begins with
    an empty sequence when the context is full. */
@@ -70,14 +71,35 @@ static char *read_text(const char *path, size_t *size)
     return text;
 }
 
-static void tokenize(stream *s, const char *path)
+/* The evaluation's lines begin with a word that tells what they are. */
+static char *write_dialogues(char *text, size_t *size)
+{
+    char *out = (char *)malloc(*size * 8), *line, *end, *to = out;
+    if (!out) exit(2);
+    for (line = text; line < text + *size; line = end + 1) {
+        char *rest;
+        end = (char *)memchr(line, '\n', (size_t)(text + *size - line));
+        if (!end) break;
+        *end = 0;
+        rest = strchr(line, ' ');
+        if (!rest || *line == '#' || !strncmp(line, "item ", 5)) continue;
+        *rest++ = 0;
+        to += sprintf(to, "<|%s|>%s<|end|>", strcmp(line, "want") ? line : "char", rest);
+    }
+    *size = (size_t)(to - out);
+    free(text);
+    return out;
+}
+
+static void tokenize(stream *s, const char *path, int is_eval)
 {
     size_t size;
     kvc_error err;
     char *text = read_text(path, &size);
+    if (is_eval) text = write_dialogues(text, &size);
     s->tokens = (kvc_token *)malloc((size + 8) * sizeof *s->tokens);
     if (!s->tokens) exit(2);
-    need(kvc_tokenize(s->model, text, size, KVC_TEXT_SPECIAL_ADD, s->tokens, size + 8, &s->n_text,
+    need(kvc_tokenize(s->model, text, size, KVC_TEXT_SPECIAL_PARSE, s->tokens, size + 8, &s->n_text,
         NULL, &err), &err);
     free(text);
 }
@@ -139,7 +161,7 @@ int main(int argc, char **argv)
     kvc_model_query(s.model, &info);
     s.n_vocab = info.n_vocab;
     s.n_tokens = argc > 3 ? strtoul(argv[3], NULL, 10) : 20000;
-    tokenize(&s, text);
+    tokenize(&s, text, argc <= 2);
     cache_desc.model = ctx_desc.model = s.model;
     cache_desc.n_ctx = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 256;
     need(kvc_cache_new(&s.cache, &cache_desc, &err), &err);
