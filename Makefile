@@ -5,6 +5,7 @@
 #   make deps       what the tests need, on Debian or Ubuntu
 #   make test       all tests, closing with one line: N passed, N failed
 #   make sanitize   the same programs under AddressSanitizer and UBSan (SANITIZERS=thread)
+#   make tsan       several threads on one cache under the thread sanitizer
 #   make lint       the header's own rules, and every compiler and switch without a warning
 #   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86
 #   make bench      CSV of speeds (ARGS=--help); bench/README.md shows how its tables are made
@@ -89,6 +90,11 @@ sanitize:
 	+@$(MAKE) --no-print-directory test BUILD=$(BUILD)/sanitize LDFLAGS='$(LDFLAGS)' \
 	    CFLAGS='-O1 -g1 -fsanitize=$(SANITIZERS) -fno-sanitize-recover=all -fno-omit-frame-pointer'
 
+tsan:
+	+@$(MAKE) --no-print-directory $(BUILD)/tsan/test_threads BUILD=$(BUILD)/tsan CBLAS=0 \
+	    CFLAGS='-O1 -g1 -fsanitize=thread'
+	@$(BUILD)/tsan/test_threads
+
 aarch64: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) aarch64 qemu-aarch64 $(CROSS)gcc
 	@sh tests/bits.sh $(BUILD) dotprod qemu-aarch64 $(CROSS)gcc -march=armv8.2-a+dotprod
@@ -119,6 +125,6 @@ clean:
 	rm -rf $(BUILD)
 
 FORCE:
-.PHONY: all programs run train test deps lint sanitize aarch64 m32 bench mkmodel bench-plot \
+.PHONY: all programs run train test deps lint sanitize tsan aarch64 m32 bench mkmodel bench-plot \
     bench-peers install clean FORCE
 .DELETE_ON_ERROR:

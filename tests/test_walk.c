@@ -5,8 +5,6 @@
 #define KVC_IMPLEMENTATION
 #include "../kvc.h"
 
-#include <pthread.h>
-
 #include "testing.h"
 
 enum { N_VOCAB = 48, N_CTX = 120, N_SEQS = 16, PAGE = 16, OPERATIONS = 10000 };
@@ -341,121 +339,6 @@ static void test_walk_window_only(void **state) {
     random_walk(&shape, KVC_KV_F32, 40, 3);
 }
 
-/* ---- several threads ---- */
-
-enum { N_THREADS = 4, N_BASE = 40, N_OWN = 60, ROUNDS = 40 };
-
-/* A thread with a context of its own, which forks sequences that all threads may fork, writes its
-   own text behind them and compares with what a cold run gave. */
-typedef struct worker {
-    pthread_t thread;
-    kvc_cache *cache;
-    kvc_ctx *ctx;
-    const kvc_seq *base;        /* N_BASE positions of text */
-    kvc_token text[N_BASE + N_OWN];
-    float *cold;                /* [N_BASE + N_OWN, N_VOCAB] */
-    uint64_t state;
-    unsigned n_wrong, n_same, n_full;
-} worker;
-
-static void worker_look(worker *w, kvc_result r, const float *logits, size_t at) {
-    if (r == KVC_ERROR_FULL) w->n_full++;
-    else if (r != KVC_OK || memcmp(logits, w->cold + at * N_VOCAB, N_VOCAB * sizeof *logits))
-        w->n_wrong++;
-    else w->n_same++;
-}
-
-static void *worker_run(void *arg) {
-    worker *w = (worker *)arg;
-    int round;
-    for (round = 0; round < ROUNDS; round++) {
-        kvc_error err;
-        kvc_seq *seq;
-        const float *logits = NULL;
-        size_t n = N_BASE + 1 + model_random(&w->state) % (N_OWN - 1), back;
-        kvc_result r = kvc_seq_fork(&seq, w->base, &err);
-        if (r != KVC_OK) {
-            w->n_wrong++;
-            continue;
-        }
-        r = kvc_prefill(w->ctx, seq, w->text + N_BASE, n - N_BASE, &logits, &err);
-        worker_look(w, r, logits, n - 1);
-        if (r == KVC_OK) {
-            back = model_random(&w->state) % (n - N_BASE) + N_BASE;
-            if (kvc_seq_rollback(seq, (uint32_t)back) != KVC_OK) w->n_wrong++;
-            r = kvc_decode(w->ctx, seq, w->text[back], &logits, &err);
-            worker_look(w, r, logits, back);
-        }
-        kvc_seq_close(seq);
-    }
-    return NULL;
-}
-
-static void run_threads(const model_shape *shape, uint32_t n_pages) {
-    static worker workers[N_THREADS];
-    kvc_cache_desc desc = {0};
-    kvc_token base[N_BASE];
-    kvc_cache_info info;
-    kvc_cache *cache;
-    kvc_ctx *ctx;
-    kvc_seq *seqs[2];
-    unsigned n_same = 0, n_full = 0, i;
-    rig r;
-    rig_open(&r, shape);
-    random_tokens(base, N_BASE, N_VOCAB, 5);
-    desc.model = r.model;
-    desc.n_ctx = N_BASE + N_OWN;
-    desc.n_seqs = 2 + N_THREADS;
-    desc.n_pages = n_pages;
-    desc.page_size = PAGE;
-    desc.n_batch = 16;
-    desc.n_back = N_OWN;
-    OK(kvc_cache_new(&cache, &desc, &last));
-    ctx = new_ctx(&r, 64, 1, KVC_ISA_BEST);
-    seqs[0] = new_seq(cache);
-    OK(kvc_prefill(ctx, seqs[0], base, N_BASE, NULL, &last));
-    OK(kvc_seq_fork(&seqs[1], seqs[0], &last));
-    for (i = 0; i < N_THREADS; i++) {
-        worker *w = &workers[i];
-        memset(w, 0, sizeof *w);
-        w->cache = cache;
-        w->base = seqs[i % 2];
-        w->state = i + 1;
-        memcpy(w->text, base, sizeof base);
-        random_tokens(w->text + N_BASE, N_OWN, N_VOCAB, 100 + i);
-        w->cold = cold_run(&r, w->text, N_BASE + N_OWN, KVC_KV_F32);
-        w->ctx = new_ctx(&r, 7 + i, 1 + i % 2, KVC_ISA_BEST);
-    }
-    for (i = 0; i < N_THREADS; i++)
-        assert_int_equal(pthread_create(&workers[i].thread, NULL, worker_run, &workers[i]), 0);
-    for (i = 0; i < N_THREADS; i++) {
-        pthread_join(workers[i].thread, NULL);
-        assert_int_equal(workers[i].n_wrong, 0);
-        n_same += workers[i].n_same;
-        n_full += workers[i].n_full;
-        kvc_ctx_free(workers[i].ctx);
-        free(workers[i].cold);
-    }
-    print_message("%u steps the same, %u found the cache full\n", n_same, n_full);
-    assert_true(n_same > 10);
-    kvc_seq_close(seqs[0]);
-    kvc_seq_close(seqs[1]);
-    kvc_cache_query(cache, &info);
-    assert_int_equal(info.pages_free, info.pages_total);
-    assert_int_equal(cache->pools[0].n_promised, 0);
-    kvc_ctx_free(ctx);
-    kvc_cache_free(cache);
-    rig_close(&r);
-}
-
-static void test_threads(void **state) {
-    static const model_shape plain = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
-    (void)state;
-    run_threads(&plain, 0);
-    run_threads(&plain, 14);            /* not enough for all at once */
-    run_threads(&windows, 0);
-}
-
 /* ---- what window layers hold ---- */
 
 /* Layers 0, 2 and 4 see 40 positions, 1 and 3 all. */
@@ -535,7 +418,6 @@ int main(void) {
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_walk_windows),
         cmocka_unit_test(test_walk_window_only),
-        cmocka_unit_test(test_threads),
         cmocka_unit_test(test_window_pages)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
