@@ -96,7 +96,15 @@
        sampler    turns logits into a token
 
    A fork is a second sequence with the same past: it shares the pages until one of the two
-   writes. A roll-back forgets the latest positions. Both cost next to nothing.
+   writes. A roll-back forgets the latest positions, kvc_seq_remove any others, kvc_seq_reorder gives
+   sequences each other's past. None of them takes longer for longer sequences or touches K or V.
+   A full sequence refuses the step, or, with KVC_POLICY_WINDOW, lets its oldest positions go and
+   reads on without end. kvc_seq_save and kvc_seq_load carry a sequence to another process.
+
+   Layers that see only a window of positions (sliding-window attention) need K and V of that window
+   alone: they have a pool of pages of their own, and give back what fell out. A sequence of such a
+   model cannot be rolled back further than n_back positions of kvc_cache_desc, since what the
+   window would show then is gone.
 
    ERRORS
    Functions that can fail return kvc_result, 0 for success, and fill a kvc_error (which may be
@@ -119,25 +127,29 @@
    must not be changed or cut while it is open: the operating system answers a read past its new
    end with a signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes
    per token = layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v),
-   head_dim_v rounded up to 16. kvc_cache_query tells both.
+   head_dim_v rounded up to 16. Layers with a window of W positions take, for each sequence, the
+   pages that W - 1 + n_back + n_batch positions touch, however long it is. kvc_cache_query tells
+   all of it, kvc_seq_query what one sequence holds alone and with others.
 
    THREADS
    A model may be used by any number of threads. A cache locks itself: sequences of one cache may
    be opened, computed and closed by different threads at once, each with its own context. A
-   sequence, a context, a sampler and a text stream are used by one thread at a time. A context
+   sequence, a context, a sampler and a text stream are used by one thread at a time; any number may
+   fork a sequence that nobody changes meanwhile. A context
    with n_threads of 0 or 1 makes no thread. With more, its threads sleep between steps; within a
    step a thread that finds nothing to do spins for some microseconds, then yields, then sleeps.
    Kernels run in the standard floating-point mode and put the host's mode back.
 
    NUMBERS
    N1  The bits of every K, V and logit depend on the weights, the token ids, their positions and
-   the KV
-       types, and on nothing else: not on how a prompt was cut, n_batch, page_size, the number of
-       threads, who else is computed, forks, roll-backs.
+       the KV types, and on nothing else: not on how a prompt was cut, n_batch, page_size, the
+       number of threads, who else is computed, forks, roll-backs, reorders, saving and loading.
+       Where positions were removed, they depend on the tokens and removals of the sequence and
+       their order alone; with KVC_POLICY_WINDOW also on n_ctx, page_size and n_keep, which decide
+       what is removed when.
    N2  The built-in kernels give the same bits on every instruction set, compiler and system. Each
-   sum
-       has one order, written beside the kernel; multiplications and additions are fused where the
-       kernel says so and nowhere else; exp, sin, cos and pow are the header's own.
+       sum has one order, written beside the kernel; multiplications and additions are fused where
+       the kernel says so and nowhere else; exp, sin, cos and pow are the header's own.
    Prefills with KVC_GEMM_CBLAS keep neither promise: the order of cblas's sums depends on the
    number of rows, the library and the machine. They are close: the tests allow 1e-4 between the
    logits of the two, which spread by about 2. Decodes always use the built-in kernels.
