@@ -96,8 +96,9 @@
        sampler    turns logits into a token
 
    A fork is a second sequence with the same past: it shares the pages until one of the two
-   writes. A roll-back forgets the latest positions, kvc_seq_remove any others, kvc_seq_reorder gives
-   sequences each other's past. None of them takes longer for longer sequences or touches K or V.
+   writes. A roll-back forgets the latest positions, kvc_seq_remove any others, kvc_seq_reorder
+   gives sequences each other's past. None of them takes longer for longer sequences or touches K
+   or V.
    A full sequence refuses the step, or, with KVC_POLICY_WINDOW, lets its oldest positions go and
    reads on without end. kvc_seq_save and kvc_seq_load carry a sequence to another process.
 
@@ -1940,10 +1941,32 @@ typedef struct kvc__extent {
 #define KVC__LEAF_PAGES 64u
 
 typedef struct kvc__leaf {
+    struct kvc__leaf *next;     /* of those that no ring has */
     uint32_t refs;              /* rings that have it */
     uint32_t lo, hi;
     uint32_t pages[KVC__LEAF_PAGES];
 } kvc__leaf;
+
+/* A run of pages with memory of their own: the cache's first ones, and what it grew by. */
+typedef struct kvc__plane {
+    unsigned char *k, *v;       /* [n_kv_heads, n_pages of the slab] pieces of a layer */
+} kvc__plane;
+
+typedef struct kvc__slab {
+    uint32_t first, n_pages;    /* numbers of its pages: from first on */
+    kvc__plane *planes;         /* [n_layers]; set for the layers of the pool */
+    uint32_t *refs;             /* [n_pages] leaves that hold a page */
+    kvc_token *tokens;          /* [n_pages, page_size], in one pool */
+    void *block;                /* NULL: in the cache's own */
+    size_t block_size;
+} kvc__slab;
+
+/* The slab of a page. Only slabs up to its own are looked at, so others may be added meanwhile. */
+KVC__INLINE const kvc__slab *kvc__slab_of(const kvc__slab *slabs, uint32_t page)
+{
+    while (page - slabs->first >= slabs->n_pages) slabs++;
+    return slabs;
+}
 
 /* Attention of a group: consecutive rows of one sequence, and query heads that share one key head.
    Its queries are counted row by row: query i is head i % n_q of row i / n_q. A part is what a span
@@ -1953,10 +1976,10 @@ typedef struct kvc__attn {
     const float *q;             /* [n_rows, q_stride]: n_q heads of head_dim, rotated and scaled */
     float *out;                 /* [n_rows, out_stride]: n_q heads of head_dim_v */
     size_t q_stride, out_stride;
-    const unsigned char *k, *v; /* the pieces of page 0 of this layer's and head's planes */
+    const kvc__slab *slabs;
+    uint32_t layer, head;       /* key head */
     size_t k_piece, v_piece;    /* bytes from page to page */
-    const kvc__leaf *leaves;
-    const uint32_t *ring;       /* the leaf of page i at [i / KVC__LEAF_PAGES % ring_cap] */
+    kvc__leaf *const *ring;     /* the leaf of page i at [i / KVC__LEAF_PAGES % ring_cap] */
     uint32_t ring_cap, page_shift;
     const kvc__extent *extents;
     uint32_t n_extents;
@@ -2113,10 +2136,9 @@ static void kvc__span_bounds(kvc__span *s, const kvc__attn *a, uint32_t number)
 }
 
 /* The i-th page of a ring. */
-static uint32_t kvc__ring_page(const kvc__leaf *leaves, const uint32_t *ring, uint32_t cap,
-    uint32_t i)
+static uint32_t kvc__ring_page(kvc__leaf *const *ring, uint32_t cap, uint32_t i)
 {
-    return leaves[ring[i / KVC__LEAF_PAGES % cap]].pages[i % KVC__LEAF_PAGES];
+    return ring[i / KVC__LEAF_PAGES % cap]->pages[i % KVC__LEAF_PAGES];
 }
 
 static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
@@ -2128,17 +2150,21 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
     const uint32_t first = s->start / 16 + s->first, last = (end - 1) / 16;
     const uint32_t shift = a->page_shift - 4, mask = (1u << shift) - 1u;
     const uint32_t base = t->page - (t->slot >> a->page_shift);
-    size_t page = 0;
+    const unsigned char *k = NULL, *v = NULL;
     uint32_t i, tile, was = UINT32_MAX;
     for (i = 0; i < KVC__SPAN_TILES + 8; i++) {
         tile = s->start / 16 + i;
         tile = tile < first ? first : tile < last ? tile : last;
         if (tile >> shift != was) {
+            uint32_t page = kvc__ring_page(a->ring, a->ring_cap, base + (tile >> shift));
+            const kvc__slab *slab = kvc__slab_of(a->slabs, page);
+            size_t piece = (size_t)a->head * slab->n_pages + page - slab->first;
             was = tile >> shift;
-            page = kvc__ring_page(a->leaves, a->ring, a->ring_cap, base + was);
+            k = slab->planes[a->layer].k + piece * a->k_piece;
+            v = slab->planes[a->layer].v + piece * a->v_piece;
         }
-        s->k[i] = a->k + page * a->k_piece + (tile & mask) * k_tile;
-        s->v[i] = a->v + page * a->v_piece + (tile & mask) * v_tile;
+        s->k[i] = k + (tile & mask) * k_tile;
+        s->v[i] = v + (tile & mask) * v_tile;
     }
 }
 
@@ -5717,32 +5743,44 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
    written are never written again while shared, so reading them needs no lock.
    ---------------------------------------------------------------------------------------------- */
 
-/* Where one layer's K and V are. */
+/* How one layer's K and V are stored. */
 typedef struct kvc__layer_kv {
-    unsigned char *k, *v;               /* [n_kv_heads, pages of the pool] pieces */
     size_t k_piece, v_piece;            /* bytes of one head's keys and values in a page */
     kvc_kv_type type_k, type_v;
 } kvc__layer_kv;
+
+/* Leaves that were made together. */
+typedef struct kvc__bush {
+    struct kvc__bush *next;
+    kvc__leaf *leaves;                  /* [n_leaves] */
+    uint32_t n_leaves;
+    void *block;                        /* NULL: in the cache's own */
+    size_t block_size;
+} kvc__bush;
+
+#define KVC__MAX_SLABS 32u
 
 /* The pages of a reach. */
 typedef struct kvc__pool {
     uint32_t window;                    /* positions that a row sees, 0: all */
     uint32_t n_layers;
-    uint32_t ring_cap;                  /* most pages that a sequence holds */
+    uint32_t ring_cap;                  /* most pages of a sequence that does not grow */
+    uint32_t window_pages;              /* most pages of any sequence; UINT32_MAX without a window */
     uint32_t n_pages, n_free, peak;
     uint32_t n_promised;                /* of the free ones */
     size_t page;                        /* bytes */
-    uint32_t *refs;                     /* [n_pages] leaves that hold it */
-    uint32_t *free_pages;               /* a stack, [n_free] */
+    uint32_t n_slabs;
+    kvc__slab slabs[KVC__MAX_SLABS];
+    uint32_t *free_pages;               /* a stack, [n_pages] */
     uint32_t n_leaves, n_free_leaves;   /* as many as all rings can have */
-    kvc__leaf *leaves;
-    uint32_t *free_leaves;              /* a stack */
+    kvc__leaf *free_leaves;
+    kvc__bush *bushes;
 } kvc__pool;
 
 /* The pages of a sequence in a pool. */
 typedef struct kvc__ring {
-    uint32_t *leaves;                   /* see kvc__attn; where it holds no page, anything */
-    uint32_t cap;
+    kvc__leaf **leaves;                 /* see kvc__attn; where it holds no page, anything */
+    uint32_t cap;                       /* leaves */
     uint32_t first, end;                /* held are the pages first to end - 1 */
     uint32_t promised;                  /* pages that the running step may still take */
 } kvc__ring;
@@ -5767,7 +5805,6 @@ struct kvc_cache {
     kvc__layer_kv *layers;              /* [n_layers] */
     uint32_t token_reach;               /* the reach whose pages also hold the tokens: one that sees
                                            all, if there is one */
-    kvc_token *tokens;                  /* [its n_pages, page_size] */
     kvc__lock lock;
     kvc_seq *seqs;                      /* [n_seqs] */
     uint32_t n_open;
@@ -5824,17 +5861,25 @@ static uint64_t kvc__pages_touched(uint64_t n, uint32_t page_size)
     return (n + page_size - 2) / page_size + 1;
 }
 
+/* Leaves that n pages in a row touch at most. */
+static uint32_t kvc__ring_leaves(uint32_t n)
+{
+    return n > 1 ? (n - 2) / KVC__LEAF_PAGES + 2 : 1;
+}
+
 /* Sizes, without places. Pages of a window reach that n_seqs sequences cannot use are not made. */
 static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kvc_cache_desc *d,
     kvc_error *err)
 {
-    uint64_t need = ((uint64_t)d->n_ctx + d->page_size - 1) / d->page_size, all, leaves;
+    uint64_t need = ((uint64_t)d->n_ctx + d->page_size - 1) / d->page_size, all;
     memset(pool, 0, sizeof *pool);
     pool->window = reach->window;
     pool->n_layers = reach->n_layers;
+    pool->window_pages = UINT32_MAX;
     if (reach->window != 0) {
         uint64_t some = kvc__pages_touched((uint64_t)reach->window - 1 + d->n_back + d->n_batch,
             d->page_size);
+        pool->window_pages = (uint32_t)some;
         if (some < need) need = some;
     }
     all = need * d->n_seqs;
@@ -5842,12 +5887,10 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     if (d->n_pages != 0 && reach->window == 0) all = d->n_pages;
     if (all > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
-    leaves = (need + KVC__LEAF_PAGES - 2) / KVC__LEAF_PAGES + 1;
-    if (leaves * d->n_seqs > 0x7fffffffu)
+    if ((uint64_t)kvc__ring_leaves((uint32_t)need) * d->n_seqs > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
-    pool->n_leaves = (uint32_t)leaves * d->n_seqs;
     pool->ring_cap = (uint32_t)need;
-    pool->n_pages = pool->n_free = (uint32_t)all;
+    pool->n_pages = (uint32_t)all;
     return KVC_OK;
 }
 
@@ -5877,31 +5920,76 @@ static size_t kvc__bytes_per_token(const kvc_cache *c)
 
 /* ---- layout: each function measures, or places its part of *c if the arena has a base ---- */
 
-static void kvc__pool_layout(kvc__arena *arena, kvc__pool *pool)
+/* The next slab of a pool. Its pages are free from then on, the first of them next. */
+static void kvc__slab_layout(kvc__arena *arena, kvc__pool *pool, const kvc_cache_desc *d,
+    uint32_t reach, int tokens, uint32_t n_pages)
 {
-    uint32_t i;
-    pool->refs = (uint32_t *)kvc__take(arena, pool->n_pages, sizeof *pool->refs);
-    pool->free_pages = (uint32_t *)kvc__take(arena, pool->n_pages, sizeof *pool->free_pages);
-    pool->leaves = (kvc__leaf *)kvc__take(arena, pool->n_leaves, sizeof *pool->leaves);
-    pool->free_leaves = (uint32_t *)kvc__take(arena, pool->n_leaves, sizeof *pool->free_leaves);
+    const kvc_model *m = d->model;
+    kvc__slab slab;
+    uint32_t i, n_all = n_pages;
+    uint32_t *stack;
+    memset(&slab, 0, sizeof slab);
+    for (i = 0; i < pool->n_slabs; i++) n_all += pool->slabs[i].n_pages;
+    slab.first = n_all - n_pages;
+    slab.n_pages = n_pages;
+    slab.planes = (kvc__plane *)kvc__take(arena, m->n_layers, sizeof *slab.planes);
+    slab.refs = (uint32_t *)kvc__take(arena, n_pages, sizeof *slab.refs);
+    stack = (uint32_t *)kvc__take(arena, n_all, sizeof *stack);
+    if (tokens)
+        slab.tokens = (kvc_token *)kvc__take(arena, n_pages, d->page_size * sizeof *slab.tokens);
+    for (i = 0; i < m->n_layers; i++) {
+        kvc__layer_kv l;
+        kvc__plane plane;
+        size_t bytes;
+        if (m->layers[i].reach != reach) continue;
+        kvc__layer_kv_measure(&l, d, &bytes);
+        plane.k = (unsigned char *)kvc__take(arena, n_pages, l.k_piece * m->n_kv_heads);
+        plane.v = (unsigned char *)kvc__take(arena, n_pages, l.v_piece * m->n_kv_heads);
+        if (arena->base != NULL) slab.planes[i] = plane;
+    }
     if (arena->base == NULL) return;
-    memset(pool->refs, 0, pool->n_pages * sizeof *pool->refs);
-    for (i = 0; i < pool->n_pages; i++) pool->free_pages[i] = pool->n_pages - 1 - i;
-    for (i = 0; i < pool->n_leaves; i++) pool->free_leaves[i] = pool->n_leaves - 1 - i;
-    memset(pool->leaves, 0, pool->n_leaves * sizeof *pool->leaves);
-    pool->n_free_leaves = pool->n_leaves;
+    memset(slab.refs, 0, n_pages * sizeof *slab.refs);
+    for (i = 0; i < n_pages; i++) stack[i] = n_all - 1 - i;
+    if (pool->n_free != 0)
+        memcpy(stack + n_pages, pool->free_pages, pool->n_free * sizeof *stack);
+    pool->free_pages = stack;
+    pool->n_free += n_pages;
+    pool->n_pages = n_all;
+    pool->slabs[pool->n_slabs++] = slab;
 }
 
-static void kvc__rings_layout(kvc__arena *arena, kvc_cache *c, const kvc__pool *pool,
-    uint32_t reach, uint32_t n_seqs)
+/* More leaves for a pool. */
+static kvc__bush *kvc__bush_layout(kvc__arena *arena, kvc__pool *pool, uint32_t n)
 {
-    uint32_t i, *leaves, cap = pool->n_leaves / n_seqs;
-    leaves = (uint32_t *)kvc__take(arena, pool->n_leaves, sizeof *leaves);
+    kvc__bush *bush = (kvc__bush *)kvc__take(arena, 1, sizeof *bush);
+    kvc__leaf *leaves = (kvc__leaf *)kvc__take(arena, n, sizeof *leaves);
+    uint32_t i;
+    if (arena->base == NULL) return NULL;
+    memset(bush, 0, sizeof *bush);
+    memset(leaves, 0, n * sizeof *leaves);
+    bush->leaves = leaves;
+    bush->n_leaves = n;
+    bush->next = pool->bushes;
+    pool->bushes = bush;
+    for (i = n; i > 0; i--) {
+        leaves[i - 1].next = pool->free_leaves;
+        pool->free_leaves = &leaves[i - 1];
+    }
+    pool->n_leaves += n;
+    pool->n_free_leaves += n;
+    return bush;
+}
+
+static void kvc__rings_layout(kvc__arena *arena, kvc_cache *c, uint32_t reach, uint32_t cap,
+    uint32_t n_seqs)
+{
+    kvc__leaf **leaves = (kvc__leaf **)kvc__take(arena, n_seqs, cap * sizeof *leaves);
+    uint32_t i;
     if (arena->base == NULL) return;
+    memset(leaves, 0, (size_t)n_seqs * cap * sizeof *leaves);
     for (i = 0; i < n_seqs; i++) {
-        kvc__ring *ring = &c->seqs[i].rings[reach];
-        ring->leaves = leaves + (size_t)i * cap;
-        ring->cap = cap;
+        c->seqs[i].rings[reach].leaves = leaves + (size_t)i * cap;
+        c->seqs[i].rings[reach].cap = cap;
     }
 }
 
@@ -5925,35 +6013,12 @@ static void kvc__extents_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache
     }
 }
 
-static void kvc__tokens_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d,
-    const kvc__pool *pools)
+/* The reach whose pages hold the tokens. */
+static uint32_t kvc__token_reach(const kvc_model *m)
 {
-    uint32_t reach = d->model->n_reaches - 1, i;
-    kvc_token *tokens;
-    for (i = reach; i > 0; i--)
-        if (pools[i - 1].window == 0) reach = i - 1;
-    tokens = (kvc_token *)kvc__take(arena, pools[reach].n_pages, d->page_size * sizeof *tokens);
-    if (arena->base == NULL) return;
-    c->token_reach = reach;
-    c->tokens = tokens;
-}
-
-static void kvc__planes_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d,
-    const kvc__pool *pools)
-{
-    const kvc_model *m = d->model;
-    uint32_t i, n_pages;
-    for (i = 0; i < m->n_layers; i++) {
-        kvc__layer_kv l;
-        size_t bytes;
-        kvc__layer_kv_measure(&l, d, &bytes);
-        n_pages = pools[m->layers[i].reach].n_pages;
-        l.k = (unsigned char *)kvc__take(arena, n_pages, l.k_piece * m->n_kv_heads);
-        l.v = (unsigned char *)kvc__take(arena, n_pages, l.v_piece * m->n_kv_heads);
-        if (arena->base == NULL) continue;
-        c->layers[i] = l;
-        c->pools[m->layers[i].reach].page += bytes;
-    }
+    uint32_t i;
+    for (i = 0; i + 1 < m->n_reaches && m->reaches[i].window != 0; i++) continue;
+    return i;
 }
 
 static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
@@ -5974,17 +6039,23 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
         c->seqs = seqs;
         memcpy(c->pools, pools, sizeof c->pools);
         for (i = 0; i < d->n_seqs; i++) seqs[i].cache = c;
-        pools = c->pools;
     }
     for (i = 0; i < m->n_reaches; i++) {
         kvc__pool pool = pools[i];
-        kvc__pool_layout(arena, &pool);
+        uint32_t cap = kvc__ring_leaves(pool.ring_cap);
+        kvc__slab_layout(arena, &pool, d, i, i == kvc__token_reach(m), pool.n_pages);
+        kvc__bush_layout(arena, &pool, cap * d->n_seqs);
+        kvc__rings_layout(arena, c, i, cap, d->n_seqs);
         if (c != NULL) c->pools[i] = pool;
-        kvc__rings_layout(arena, c, &pool, i, d->n_seqs);
     }
     kvc__extents_layout(arena, c, d);
-    kvc__tokens_layout(arena, c, d, pools);
-    kvc__planes_layout(arena, c, d, pools);
+    if (c == NULL) return NULL;
+    c->token_reach = kvc__token_reach(m);
+    for (i = 0; i < m->n_layers; i++) {
+        size_t bytes;
+        kvc__layer_kv_measure(&layers[i], d, &bytes);
+        c->pools[m->layers[i].reach].page += bytes;
+    }
     return c;
 }
 
@@ -6045,13 +6116,19 @@ static void kvc__cache_free(kvc_cache *c)
 
 /* ---- pages; the lock is held ---- */
 
+static uint32_t *kvc__page_refs(const kvc__pool *pool, uint32_t page)
+{
+    const kvc__slab *slab = kvc__slab_of(pool->slabs, page);
+    return &slab->refs[page - slab->first];
+}
+
 /* A page that the ring was promised. */
 static uint32_t kvc__page_take(kvc__pool *pool, kvc__ring *ring)
 {
     uint32_t page = pool->free_pages[--pool->n_free], live = pool->n_pages - pool->n_free;
     ring->promised--;
     pool->n_promised--;
-    pool->refs[page] = 1;
+    *kvc__page_refs(pool, page) = 1;
     if (live > pool->peak) pool->peak = live;
     return page;
 }
@@ -6059,57 +6136,63 @@ static uint32_t kvc__page_take(kvc__pool *pool, kvc__ring *ring)
 /* Tells whether the page is free now. */
 static int kvc__page_drop(kvc__pool *pool, uint32_t page)
 {
-    if (--pool->refs[page] != 0) return 0;
+    if (--*kvc__page_refs(pool, page) != 0) return 0;
     pool->free_pages[pool->n_free++] = page;
     return 1;
 }
 
 /* ---- rings and leaves; the lock is held where something changes ---- */
 
-static uint32_t *kvc__leaf_at(const kvc__ring *ring, uint32_t i)
+static kvc__leaf **kvc__leaf_at(const kvc__ring *ring, uint32_t i)
 {
     return &ring->leaves[i / KVC__LEAF_PAGES % ring->cap];
 }
 
 /* The i-th page of the sequence. */
-static uint32_t kvc__ring_at(const kvc__pool *pool, const kvc__ring *ring, uint32_t i)
+static uint32_t kvc__ring_at(const kvc__ring *ring, uint32_t i)
 {
-    return kvc__ring_page(pool->leaves, ring->leaves, ring->cap, i);
+    return kvc__ring_page(ring->leaves, ring->cap, i);
 }
 
 /* Whether no other sequence has it. */
 static int kvc__ring_alone(const kvc__pool *pool, const kvc__ring *ring, uint32_t i)
 {
-    return pool->leaves[*kvc__leaf_at(ring, i)].refs == 1 &&
-        pool->refs[kvc__ring_at(pool, ring, i)] == 1;
+    return (*kvc__leaf_at(ring, i))->refs == 1 &&
+        *kvc__page_refs(pool, kvc__ring_at(ring, i)) == 1;
 }
 
 static kvc__leaf *kvc__leaf_take(kvc__pool *pool, kvc__ring *ring, uint32_t i)
 {
-    uint32_t leaf = pool->free_leaves[--pool->n_free_leaves];
-    *kvc__leaf_at(ring, i) = leaf;
-    pool->leaves[leaf].refs = 1;
-    return &pool->leaves[leaf];
+    kvc__leaf *leaf = pool->free_leaves;
+    pool->free_leaves = leaf->next;
+    pool->n_free_leaves--;
+    leaf->refs = 1;
+    return *kvc__leaf_at(ring, i) = leaf;
 }
 
 /* The leaf of page i, which no other ring has from here on. */
 static kvc__leaf *kvc__leaf_own(kvc__pool *pool, kvc__ring *ring, uint32_t i)
 {
-    kvc__leaf *old = &pool->leaves[*kvc__leaf_at(ring, i)], *leaf;
+    kvc__leaf *old = *kvc__leaf_at(ring, i), *leaf;
     uint32_t j;
     if (old->refs == 1) return old;
     old->refs--;
     leaf = kvc__leaf_take(pool, ring, i);
     leaf->lo = old->lo;
     leaf->hi = old->hi;
-    for (j = old->lo; j < old->hi; j++) pool->refs[leaf->pages[j] = old->pages[j]]++;
+    for (j = old->lo; j < old->hi; j++) {
+        leaf->pages[j] = old->pages[j];
+        ++*kvc__page_refs(pool, leaf->pages[j]);
+    }
     return leaf;
 }
 
-static void kvc__leaf_free(kvc__pool *pool, uint32_t leaf)
+static void kvc__leaf_free(kvc__pool *pool, kvc__leaf *leaf)
 {
-    pool->leaves[leaf].refs = 0;
-    pool->free_leaves[pool->n_free_leaves++] = leaf;
+    leaf->refs = 0;
+    leaf->next = pool->free_leaves;
+    pool->free_leaves = leaf;
+    pool->n_free_leaves++;
 }
 
 /* Puts a page at the end. */
@@ -6135,7 +6218,7 @@ static int kvc__ring_drop(kvc__pool *pool, kvc__ring *ring, int last)
     int freed = kvc__page_drop(pool, leaf->pages[i % KVC__LEAF_PAGES]);
     if (last) leaf->hi--;
     else leaf->lo++;
-    if (leaf->lo == leaf->hi) kvc__leaf_free(pool, *kvc__leaf_at(ring, i));
+    if (leaf->lo == leaf->hi) kvc__leaf_free(pool, leaf);
     return freed;
 }
 
@@ -6144,11 +6227,10 @@ static void kvc__ring_clear(kvc__pool *pool, kvc__ring *ring)
 {
     uint32_t i, j;
     for (i = ring->first; i < ring->end; i = (i / KVC__LEAF_PAGES + 1) * KVC__LEAF_PAGES) {
-        uint32_t number = *kvc__leaf_at(ring, i);
-        kvc__leaf *leaf = &pool->leaves[number];
+        kvc__leaf *leaf = *kvc__leaf_at(ring, i);
         if (--leaf->refs != 0) continue;
         for (j = leaf->hi; j > leaf->lo; j--) kvc__page_drop(pool, leaf->pages[j - 1]);
-        kvc__leaf_free(pool, number);
+        kvc__leaf_free(pool, leaf);
     }
     ring->first = ring->end = 0;
 }
@@ -6162,14 +6244,15 @@ static void kvc__ring_trim(kvc__pool *pool, kvc__ring *ring, uint32_t end)
 }
 
 /* The same pages as another ring, with its leaves. */
-static void kvc__ring_share(kvc__pool *pool, kvc__ring *to, const kvc__ring *from)
+static void kvc__ring_share(kvc__ring *to, const kvc__ring *from)
 {
     uint32_t i;
     to->first = from->first;
     to->end = from->end;
     for (i = from->first; i < from->end; i = (i / KVC__LEAF_PAGES + 1) * KVC__LEAF_PAGES) {
-        *kvc__leaf_at(to, i) = *kvc__leaf_at(from, i);
-        pool->leaves[*kvc__leaf_at(to, i)].refs++;
+        kvc__leaf *leaf = *kvc__leaf_at(from, i);
+        *kvc__leaf_at(to, i) = leaf;
+        leaf->refs++;
     }
 }
 
@@ -6209,24 +6292,33 @@ static void kvc__ring_cut(kvc__pool *pool, kvc__ring *ring, uint32_t from, uint3
 /* A piece of keys or values of a layer. */
 static unsigned char *kvc__k_piece(const kvc_cache *c, uint32_t layer, uint32_t head, uint32_t page)
 {
-    const kvc__layer_kv *l = &c->layers[layer];
     const kvc__pool *pool = &c->pools[c->desc.model->layers[layer].reach];
-    return l->k + ((size_t)head * pool->n_pages + page) * l->k_piece;
+    const kvc__slab *slab = kvc__slab_of(pool->slabs, page);
+    return slab->planes[layer].k +
+        ((size_t)head * slab->n_pages + page - slab->first) * c->layers[layer].k_piece;
 }
 static unsigned char *kvc__v_piece(const kvc_cache *c, uint32_t layer, uint32_t head, uint32_t page)
 {
-    const kvc__layer_kv *l = &c->layers[layer];
     const kvc__pool *pool = &c->pools[c->desc.model->layers[layer].reach];
-    return l->v + ((size_t)head * pool->n_pages + page) * l->v_piece;
+    const kvc__slab *slab = kvc__slab_of(pool->slabs, page);
+    return slab->planes[layer].v +
+        ((size_t)head * slab->n_pages + page - slab->first) * c->layers[layer].v_piece;
+}
+
+/* The tokens of a page of c->token_reach. */
+static kvc_token *kvc__page_tokens(const kvc_cache *c, uint32_t page)
+{
+    const kvc__slab *slab = kvc__slab_of(c->pools[c->token_reach].slabs, page);
+    return slab->tokens + (size_t)(page - slab->first) * c->desc.page_size;
 }
 
 static void kvc__page_copy(kvc_cache *c, uint32_t reach, uint32_t to, uint32_t from)
 {
     const kvc_model *m = c->desc.model;
-    const size_t n = c->desc.page_size;
     uint32_t i, h;
     if (reach == c->token_reach)
-        memcpy(c->tokens + to * n, c->tokens + from * n, n * sizeof *c->tokens);
+        memcpy(kvc__page_tokens(c, to), kvc__page_tokens(c, from),
+            c->desc.page_size * sizeof(kvc_token));
     for (i = 0; i < m->n_layers; i++) {
         if (m->layers[i].reach != reach) continue;
         for (h = 0; h < m->n_kv_heads; h++) {
@@ -6286,8 +6378,8 @@ static kvc_token *kvc__token_of(const kvc_seq *s, const kvc__extent *t, uint32_t
 {
     const kvc_cache *c = s->cache;
     uint32_t page = kvc__page_of(c, t, slot);
-    page = kvc__ring_at(&c->pools[c->token_reach], &s->rings[c->token_reach], page);
-    return c->tokens + (size_t)page * c->desc.page_size + (slot & (c->desc.page_size - 1));
+    page = kvc__ring_at(&s->rings[c->token_reach], page);
+    return kvc__page_tokens(c, page) + (slot & (c->desc.page_size - 1));
 }
 
 /* The same for a position; NULL if its page was given back. */
@@ -6473,7 +6565,7 @@ static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
     page = kvc__page_of(c, kvc__seq_last(s), kvc__seq_last(s)->end);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX)
-            kvc__page_copy(c, i, kvc__ring_at(&c->pools[i], &s->rings[i], page), old[i]);
+            kvc__page_copy(c, i, kvc__ring_at(&s->rings[i], page), old[i]);
     kvc__lock_enter(&c->lock);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX) kvc__page_drop(&c->pools[i], old[i]);
@@ -6540,7 +6632,7 @@ static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *pare
         for (i = 0; i < c->desc.model->n_reaches; i++) {
             s->rings[i].first = s->rings[i].end = 0;
             if (parent != NULL)
-                kvc__ring_share(&c->pools[i], &s->rings[i], &parent->rings[i]);
+                kvc__ring_share(&s->rings[i], &parent->rings[i]);
         }
     }
     kvc__lock_leave(&c->lock);
@@ -6628,7 +6720,7 @@ static void kvc__seq_become(kvc_seq *to, const kvc_seq *from)
     uint32_t i;
     for (i = 0; i < c->desc.model->n_reaches; i++) {
         kvc__ring_clear(&c->pools[i], &to->rings[i]);
-        kvc__ring_share(&c->pools[i], &to->rings[i], &from->rings[i]);
+        kvc__ring_share(&to->rings[i], &from->rings[i]);
     }
     kvc__seq_inherit(to, from);
 }
@@ -6722,10 +6814,9 @@ static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_
     const kvc_cache *c = s->cache;
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
-    const kvc__pool *pool = &c->pools[m->layers[layer].reach];
     const kvc__ring *ring = &s->rings[m->layers[layer].reach];
     uint32_t at = slot & (c->desc.page_size - 1), h;
-    uint32_t page = kvc__ring_at(pool, ring, kvc__page_of(c, kvc__seq_last(s), slot));
+    uint32_t page = kvc__ring_at(ring, kvc__page_of(c, kvc__seq_last(s), slot));
     for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
         kvc__key_store(kernels, l->type_k, kvc__k_piece(c, layer, h, page) +
             ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * kvc__kv_size(l->type_k), k,
@@ -6870,7 +6961,7 @@ static void kvc__reach_pass(kvc__pipe *p, const kvc_seq *s, uint32_t reach)
                 for (slot = t->slot; slot < t->end && !p->failed; slot++) {
                     page = kvc__page_of(c, t, slot);
                     if (page < ring->first) continue;
-                    page = kvc__ring_at(&c->pools[reach], ring, page);
+                    page = kvc__ring_at(ring, page);
                     kvc__position_pass(p, c, layer, head, page, slot & (c->desc.page_size - 1));
                 }
             }
@@ -7094,6 +7185,7 @@ static kvc_result kvc__seq_load(kvc_seq **out, kvc_cache *c, kvc_ctx *ctx, kvc_r
 
 static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
 {
+    const kvc__bush *bush;
     uint32_t i, j;
     info->window = pool->window;
     info->n_layers = pool->n_layers;
@@ -7103,12 +7195,13 @@ static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
     info->pages_free = pool->n_free;
     info->pages_live = pool->n_pages - pool->n_free;
     info->pages_peak = pool->peak;
-    for (i = 0; i < pool->n_pages; i++) info->pages_shared += pool->refs[i] > 1;
-    for (i = 0; i < pool->n_leaves; i++) {      /* a page with one holder is in one leaf */
-        const kvc__leaf *leaf = &pool->leaves[i];
-        for (j = leaf->lo; leaf->refs > 1 && j < leaf->hi; j++)
-            info->pages_shared += pool->refs[leaf->pages[j]] == 1;
-    }
+    for (i = 0; i < pool->n_pages; i++) info->pages_shared += *kvc__page_refs(pool, i) > 1;
+    for (bush = pool->bushes; bush != NULL; bush = bush->next)
+        for (i = 0; i < bush->n_leaves; i++) {  /* a page with one holder is in one leaf */
+            const kvc__leaf *leaf = &bush->leaves[i];
+            for (j = leaf->lo; leaf->refs > 1 && j < leaf->hi; j++)
+                info->pages_shared += *kvc__page_refs(pool, leaf->pages[j]) == 1;
+        }
 }
 
 static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
@@ -7579,11 +7672,11 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->out_stride = (size_t)m->n_heads * m->head_dim_v;
     a->q = p->s.q + g->row * a->q_stride + (size_t)first * m->head_dim;
     a->out = p->s.att + g->row * a->out_stride + (size_t)first * m->head_dim_v;
-    a->k = kvc__k_piece(c, op->layer, head, 0);
-    a->v = kvc__v_piece(c, op->layer, head, 0);
+    a->slabs = c->pools[reach].slabs;
+    a->layer = op->layer;
+    a->head = head;
     a->k_piece = l->k_piece;
     a->v_piece = l->v_piece;
-    a->leaves = c->pools[reach].leaves;
     a->ring = r->seq->rings[reach].leaves;
     a->ring_cap = r->seq->rings[reach].cap;
     a->page_shift = c->page_shift;

@@ -335,8 +335,10 @@ static void test_rope(void **state) {
 typedef struct scene {
     kvc__attn attn;
     unsigned char *k, *v;       /* planes */
+    kvc__slab slabs[2];         /* of two heads; the scene is the second */
+    kvc__plane planes[2];
     kvc__leaf leaves[3];
-    uint32_t ring[3];
+    kvc__leaf *ring[3];
     kvc__extent extents[3];
     float turns[2 * 2 * 128];
     float *q, *out;
@@ -355,21 +357,30 @@ static int scene_extent(const scene *s, uint32_t slot) {
 static uint32_t scene_page(const scene *s, uint32_t slot) {
     const kvc__attn *a = &s->attn;
     const kvc__extent *t = &s->extents[scene_extent(s, slot)];
-    return kvc__ring_page(a->leaves, a->ring, a->ring_cap,
+    return kvc__ring_page(a->ring, a->ring_cap,
         t->page + (slot >> a->page_shift) - (t->slot >> a->page_shift));
+}
+
+/* The piece of a slot's page. */
+static unsigned char *scene_piece(const scene *s, uint32_t pos, int of_v) {
+    uint32_t page = scene_page(s, pos), n = s->slabs[0].n_pages;
+    const kvc__slab *slab = &s->slabs[page >= n];
+    size_t piece = slab->n_pages + (page >= n ? page - n : page);
+    return of_v ? slab->planes->v + piece * s->attn.v_piece :
+        slab->planes->k + piece * s->attn.k_piece;
 }
 
 static unsigned char *scene_k(const scene *s, uint32_t pos, uint32_t dim) {
     const kvc__attn *a = &s->attn;
     uint32_t at = pos & ((1u << a->page_shift) - 1);
-    return s->k + scene_page(s, pos) * a->k_piece +
+    return scene_piece(s, pos, 0) +
         ((size_t)(at / 16 * a->head_dim + dim) * 16 + at % 16) * kvc__kv_size(a->type_k);
 }
 
 static unsigned char *scene_v(const scene *s, uint32_t pos, uint32_t dim) {
     const kvc__attn *a = &s->attn;
     uint32_t at = pos & ((1u << a->page_shift) - 1);
-    return s->v + scene_page(s, pos) * a->v_piece +
+    return scene_piece(s, pos, 1) +
         ((size_t)at * a->v_stride + dim) * kvc__kv_size(a->type_v);
 }
 
@@ -439,7 +450,7 @@ static void scene_open(scene *s, uint64_t *state) {
     static const uint32_t dims[] = {16, 18, 20, 48, 64, 80, 96, 112, 128};
     static const uint32_t windows[] = {0, 0, 0, 1, 5, 40, 256, 300};
     kvc__attn *a = &s->attn;
-    uint32_t i, n_pages;
+    uint32_t i, n_pages, n_pieces;
     memset(s, 0, sizeof *s);
     a->head_dim = dims[pick(COUNT(dims), state)];
     a->head_dim_v = pick(2, state) ? a->head_dim : 1 + pick(70, state);
@@ -456,21 +467,29 @@ static void scene_open(scene *s, uint64_t *state) {
     n_pages = scene_cut(s, state);
     a->ring_cap = (n_pages > KVC__LEAF_PAGES ? 2u : 1u) + pick(2, state);
     memset(s->leaves, 0xff, sizeof s->leaves);
-    for (i = 0; i < 3; i++) s->ring[i] = 2u - i;
+    for (i = 0; i < 3; i++) s->ring[i] = &s->leaves[2 - i];
     for (i = 0; i < n_pages; i++) {         /* shuffled: each takes the place of one before */
         uint32_t j = pick(i + 1, state);
-        uint32_t *to = &s->leaves[s->ring[i / KVC__LEAF_PAGES]].pages[i % KVC__LEAF_PAGES];
-        uint32_t *of = &s->leaves[s->ring[j / KVC__LEAF_PAGES]].pages[j % KVC__LEAF_PAGES];
+        uint32_t *to = &s->ring[i / KVC__LEAF_PAGES]->pages[i % KVC__LEAF_PAGES];
+        uint32_t *of = &s->ring[j / KVC__LEAF_PAGES]->pages[j % KVC__LEAF_PAGES];
         *to = *of;
         *of = i;
     }
-    s->k = (unsigned char *)gguf_must(malloc(n_pages * a->k_piece));
-    s->v = (unsigned char *)gguf_must(malloc(n_pages * a->v_piece));
-    memset(s->k, 0xff, n_pages * a->k_piece);
-    memset(s->v, 0xff, n_pages * a->v_piece);
-    a->k = s->k;
-    a->v = s->v;
-    a->leaves = s->leaves;
+    s->slabs[0].n_pages = 1 + pick(n_pages, state);
+    s->slabs[1].first = s->slabs[0].n_pages;
+    s->slabs[1].n_pages = n_pages - s->slabs[0].n_pages + pick(2, state);
+    n_pieces = 2 * (n_pages + 1) + 1;
+    s->k = (unsigned char *)gguf_must(malloc(n_pieces * a->k_piece));
+    s->v = (unsigned char *)gguf_must(malloc(n_pieces * a->v_piece));
+    memset(s->k, 0xff, n_pieces * a->k_piece);
+    memset(s->v, 0xff, n_pieces * a->v_piece);
+    for (i = 0; i < 2; i++) {               /* with a piece between them */
+        s->slabs[i].planes = &s->planes[i];
+        s->planes[i].k = s->k + i * (2 * s->slabs[0].n_pages + 1) * a->k_piece;
+        s->planes[i].v = s->v + i * (2 * s->slabs[0].n_pages + 1) * a->v_piece;
+    }
+    a->slabs = s->slabs;
+    a->head = 1;
     a->ring = s->ring;
     a->q_stride = a->n_q * a->head_dim + pick(3, state);
     a->out_stride = a->n_q * a->head_dim_v + pick(3, state);
