@@ -111,16 +111,17 @@
    Functions that can fail return kvc_result, 0 for success, and fill a kvc_error (which may be
    NULL) with the code, a sentence and the key, tensor or argument at fault. A call that fails has
    changed nothing: a sequence keeps its position, a full cache keeps its pages. When a sequence
-   has reached n_ctx or the pages are used up, the step is refused with KVC_ERROR_FULL; nothing is
-   ever cut off silently. The library never prints, never ends the program and keeps no global
-   state. Pointers that are not NULL are trusted: a freed object or too small an array cannot be
-   detected.
+   has reached n_ctx or the pages are used up, the step is refused with KVC_ERROR_FULL, unless
+   kvc_seq_set_policy says otherwise; nothing is ever cut off silently. The library never prints,
+   never ends the program and keeps no global state. Pointers that are not NULL are trusted: a freed
+   object or too small an array cannot be detected.
 
    MEMORY
    Model, cache, context and sampler get their memory when they are made, from the host's
    allocator or from malloc; cache, context and sampler are one block each, whose size can be
    asked for beforehand and which the host may bring itself. After that no step, sampler or
-   sequence function allocates; kvc_tokenize does for unusual text unless it is given work memory.
+   sequence function allocates, but for sequences with KVC_POLICY_GROW; kvc_tokenize does for
+   unusual text unless it is given work memory.
    Opening a model copies its matrices into one block, in the order in which kernels read them
    (desc.n_threads of kvc_model_desc shares the work); the mapping's own pages are then given back,
    so the process holds the weights once. KVC_WEIGHTS_IN_PLACE makes no copy and opens at once:
@@ -457,9 +458,12 @@ typedef struct kvc_cache kvc_cache;
 /* What a sequence does whose positions are used up. */
 typedef enum kvc_policy {
     KVC_POLICY_ERROR = 0,       /* the step is refused with KVC_ERROR_FULL; nothing is lost */
-    KVC_POLICY_WINDOW = 1       /* the oldest positions are removed, a page at a time, but for the
+    KVC_POLICY_WINDOW = 1,      /* the oldest positions are removed, a page at a time, but for the
                                    first n_keep ("attention sinks", Xiao et al. 2023,
                                    StreamingLLM) */
+    KVC_POLICY_GROW = 2         /* the cache takes more pages from its allocator before the step,
+                                   half as many again as it has, or as many as are needed if those
+                                   cannot be had; up to 2^30 positions */
 } kvc_policy;
 
 typedef struct kvc_cache_desc {
@@ -512,7 +516,7 @@ typedef struct kvc_reach_info {
 
 typedef struct kvc_cache_info {
     kvc_cache_desc desc;        /* with every default filled in */
-    size_t memory_size;         /* bytes of the one block */
+    size_t memory_size;         /* bytes of its block, and of those that it has grown by */
     size_t bytes_per_token;     /* K and V of one position over all layers */
     size_t page_bytes;          /* K and V of page_size positions over all layers */
     uint32_t n_seqs_open;
@@ -539,26 +543,26 @@ KVC_API void kvc_seq_close(kvc_seq *seq);
 
 /* What happens when the sequence is full; KVC_POLICY_ERROR if this is never called. n_keep: first
    positions that KVC_POLICY_WINDOW keeps, at most kvc_seq_capacity less two pages. A fork has its
-   parent's policy. Errors: ARGUMENT. */
+   parent's policy. What a cache has grown by it keeps until it is freed. Errors: ARGUMENT. */
 KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t n_keep,
     kvc_error *err);
 
 /* A second sequence with the same past, which costs no K/V memory: pages are shared until one of
    the two writes into a shared page, which copies that page alone. KVC_ERROR_FULL as
-   kvc_seq_open. */
+   kvc_seq_open; KVC_ERROR_MEMORY only if the sequence has grown (KVC_POLICY_GROW). */
 KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *err);
 
 /* Gives seqs[i] the past that seqs[from[i]] had before the call, as beam search does after each
    step; seqs: [n] open sequences of one cache, each once; from: [n] indices, any number of times.
-   Like a fork, it costs no K/V memory, and takes no longer for longer sequences. Errors:
-   ARGUMENT. */
+   Like a fork, it costs no K/V memory, and takes no longer for longer sequences. Errors: ARGUMENT;
+   MEMORY only if one of them has grown (KVC_POLICY_GROW). */
 KVC_API kvc_result kvc_seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_t n,
     kvc_error *err);
 
 /* Positions held: the position of the next token. */
 KVC_API uint32_t kvc_seq_length(const kvc_seq *seq);
 
-/* Positions it can hold: the cache's n_ctx. */
+/* Positions it can hold: the cache's n_ctx; with KVC_POLICY_GROW 2^30. */
 KVC_API uint32_t kvc_seq_capacity(const kvc_seq *seq);
 
 typedef struct kvc_seq_info {
@@ -615,7 +619,9 @@ KVC_API kvc_result kvc_seq_save(const kvc_seq *seq, kvc_save what, kvc_write_fn 
 /* Opens a sequence as it was saved, with its policy: the logits that follow have the bits of the
    sequence that was not saved. ctx computes saved tokens; NULL if none are expected. Errors: FORMAT
    (damaged, cut short), UNSUPPORTED (of another model, K/V type, page_size or version), FULL (the
-   cache has no room for it), ARGUMENT (ctx is NULL and needed). After an error nothing is open. */
+   cache has no room for it), ARGUMENT (ctx is NULL and needed). After an error nothing is open. A
+   sequence with KVC_POLICY_GROW makes the cache grow by what the head of the file claims; from a
+   buffer it can claim no more than the buffer holds. */
 KVC_API kvc_result kvc_seq_load(kvc_seq **out, kvc_cache *cache, kvc_ctx *ctx, kvc_read_fn read,
     void *user, kvc_error *err);
 
@@ -683,8 +689,8 @@ KVC_API void kvc_ctx_query(const kvc_ctx *ctx, kvc_ctx_info *info);
    points to the logits after the last token, [n_vocab], owned by the context and valid until its
    next step; with NULL the LM head is not computed. The sequence's cache and the context must be
    of one model. Errors: ARGUMENT (a token out of range, objects of different models), FULL (the
-   sequence's capacity or the cache's pages do not suffice for all n_tokens). After an error the
-   sequence is as before. */
+   sequence's capacity or the cache's pages do not suffice for all n_tokens), MEMORY (the same with
+   KVC_POLICY_GROW). After an error the sequence is as before. */
 KVC_API kvc_result kvc_prefill(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens, size_t n_tokens,
     const float **logits, kvc_error *err);
 
@@ -5765,7 +5771,7 @@ typedef struct kvc__pool {
     uint32_t window;                    /* positions that a row sees, 0: all */
     uint32_t n_layers;
     uint32_t ring_cap;                  /* most pages of a sequence that does not grow */
-    uint32_t window_pages;              /* most pages of any sequence; UINT32_MAX without a window */
+    uint32_t window_pages;              /* most pages of any sequence; no window: UINT32_MAX */
     uint32_t n_pages, n_free, peak;
     uint32_t n_promised;                /* of the free ones */
     size_t page;                        /* bytes */
@@ -5808,7 +5814,7 @@ struct kvc_cache {
     kvc__lock lock;
     kvc_seq *seqs;                      /* [n_seqs] */
     uint32_t n_open;
-    size_t block_size;
+    size_t block_size, grown;           /* bytes: its own block; the others */
     int owned;
 };
 
@@ -6110,6 +6116,16 @@ static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kv
 static void kvc__cache_free(kvc_cache *c)
 {
     kvc_allocator a = c->desc.allocator;
+    uint32_t i, j;
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        kvc__bush *bush = c->pools[i].bushes, *next;
+        for (j = 0; j < c->pools[i].n_slabs; j++)
+            kvc__free(&a, c->pools[i].slabs[j].block, c->pools[i].slabs[j].block_size);
+        for (; bush != NULL; bush = next) {     /* which lies in its own block */
+            next = bush->next;
+            kvc__free(&a, bush->block, bush->block_size);
+        }
+    }
     kvc__lock_free(&c->lock);
     if (c->owned) kvc__free(&a, c, c->block_size);
 }
@@ -6430,13 +6446,14 @@ static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
     const kvc__pool *pool = &c->pools[reach];
     const kvc__ring *ring = &s->rings[reach];
     const kvc__extent *t = kvc__seq_last(s);
-    uint32_t last = kvc__page_of(c, t, t->end), alone = 0, i, need;
+    uint32_t last = kvc__page_of(c, t, t->end), alone = 0, i, need, most;
     need = kvc__page_of(c, t, t->end + n - 1) + 1;
     need = need > ring->end ? need - ring->end : 0;
     need += last < ring->end && !kvc__ring_alone(pool, ring, last);
-    if (need == 0 || (pool->window == 0 && s->policy == KVC_POLICY_ERROR)) return need;
+    if (need == 0 || (pool->window == 0 && s->policy != KVC_POLICY_WINDOW)) return need;
+    most = s->policy == KVC_POLICY_GROW ? pool->window_pages : pool->ring_cap;
     for (i = ring->first; i < ring->end; i++) alone += (uint32_t)kvc__ring_alone(pool, ring, i);
-    return need < pool->ring_cap - alone ? need : pool->ring_cap - alone;
+    return need < most - alone ? need : most - alone;
 }
 
 /* The most rows of a chunk, for which rings have room. */
@@ -6449,30 +6466,143 @@ static uint32_t kvc__seq_chunk(const kvc_seq *s, uint32_t n_batch)
     return n_batch;
 }
 
-/* Promises the sequence all pages for n more positions, or none. */
-static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
+/* ---- growing ---- */
+
+/* Another slab for a pool, unless somebody else adds one meanwhile. The lock is not held: the
+   host's allocator may take its time. */
+static kvc_result kvc__pool_add(kvc_cache *c, uint32_t reach, uint32_t n_pages, kvc_error *err)
+{
+    kvc__pool *pool = &c->pools[reach];
+    kvc__arena arena;
+    uint32_t n_slabs;
+    void *block;
+    memset(&arena, 0, sizeof arena);
+    kvc__lock_enter(&c->lock);
+    n_slabs = pool->n_slabs;
+    kvc__slab_layout(&arena, pool, &c->desc, reach, reach == c->token_reach, n_pages);
+    kvc__lock_leave(&c->lock);
+    if (n_slabs == KVC__MAX_SLABS || n_pages > 0x7fffffffu - pool->n_pages || arena.overflow)
+        return kvc__fail(err, KVC_ERROR_FULL, "cache", "it cannot grow any further");
+    block = kvc__alloc(&c->desc.allocator, arena.used, 64);
+    if (block == NULL)
+        return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for more pages");
+    arena.base = (unsigned char *)block;
+    kvc__lock_enter(&c->lock);
+    if (pool->n_slabs == n_slabs) {
+        size_t size = arena.used;
+        arena.used = 0;
+        kvc__slab_layout(&arena, pool, &c->desc, reach, reach == c->token_reach, n_pages);
+        pool->slabs[n_slabs].block = block;
+        pool->slabs[n_slabs].block_size = size;
+        c->grown += size;
+        block = NULL;
+    }
+    kvc__lock_leave(&c->lock);
+    kvc__free(&c->desc.allocator, block, arena.used);
+    return KVC_OK;
+}
+
+/* So that at least n pages more can be promised, as far as nobody else takes them. */
+static kvc_result kvc__pool_grow(kvc_cache *c, uint32_t reach, uint32_t n, kvc_error *err)
+{
+    uint32_t half;
+    kvc__lock_enter(&c->lock);
+    half = c->pools[reach].n_pages / 2;
+    kvc__lock_leave(&c->lock);
+    if (half > n && kvc__pool_add(c, reach, half, NULL) == KVC_OK) return KVC_OK;
+    return kvc__pool_add(c, reach, n, err);
+}
+
+/* Room for `cap` leaves in a ring, and that many more leaves. The sequence is the caller's. */
+static kvc_result kvc__ring_grow(kvc_cache *c, kvc__ring *ring, uint32_t reach, uint32_t cap,
+    kvc_error *err)
+{
+    kvc__pool *pool = &c->pools[reach];
+    kvc__leaf **leaves;
+    kvc__arena arena;
+    kvc__bush *bush;
+    size_t size;
+    uint32_t i;
+    if (cap <= ring->cap) return KVC_OK;
+    if (cap < 2 * ring->cap) cap = 2 * ring->cap;
+    memset(&arena, 0, sizeof arena);
+    kvc__bush_layout(&arena, pool, cap - ring->cap);
+    kvc__take(&arena, cap, sizeof *leaves);
+    size = arena.used;
+    arena.used = 0;
+    arena.base = arena.overflow ? NULL :
+        (unsigned char *)kvc__alloc(&c->desc.allocator, size, 64);
+    if (arena.base == NULL)
+        return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for a longer sequence");
+    kvc__lock_enter(&c->lock);
+    bush = kvc__bush_layout(&arena, pool, cap - ring->cap);
+    bush->block = arena.base;
+    bush->block_size = size;
+    c->grown += size;
+    kvc__lock_leave(&c->lock);
+    leaves = (kvc__leaf **)kvc__take(&arena, cap, sizeof *leaves);
+    memset(leaves, 0, cap * sizeof *leaves);
+    for (i = ring->first / KVC__LEAF_PAGES; i * KVC__LEAF_PAGES < ring->end; i++)
+        leaves[i % cap] = ring->leaves[i % ring->cap];
+    ring->leaves = leaves;
+    ring->cap = cap;
+    return KVC_OK;
+}
+
+/* Rings that hold n positions more. */
+static kvc_result kvc__seq_grow(kvc_seq *s, uint32_t n, kvc_error *err)
+{
+    kvc_cache *c = s->cache;
+    const kvc__extent *t = kvc__seq_last(s);
+    uint32_t i, end = kvc__page_of(c, t, t->end + n - 1) + 1;
+    kvc_result r = KVC_OK;
+    for (i = 0; i < c->desc.model->n_reaches && r == KVC_OK; i++) {
+        uint32_t pages = end - s->rings[i].first, most = c->pools[i].window_pages;
+        r = kvc__ring_grow(c, &s->rings[i], i, kvc__ring_leaves(pages < most ? pages : most), err);
+    }
+    return r;
+}
+
+/* Promises the sequence all pages for n more positions, or none; then *reach tells who lacks them,
+   and *lack how many. */
+static kvc_result kvc__seq_promise(kvc_seq *s, uint32_t n, uint32_t *reach, uint32_t *lack,
+    kvc_error *err)
 {
     kvc_cache *c = s->cache;
     uint32_t need[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches;
     kvc_result r = KVC_OK;
-    uint32_t most = c->desc.n_ctx - s->n_pos;
-    if (s->policy != KVC_POLICY_ERROR) most = KVC__MAX_SLOTS - kvc__seq_last(s)->end;
-    if (n > most)
-        return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free", most,
-            "and needed", n);
     kvc__lock_enter(&c->lock);
     for (i = 0; i < n_reaches && r == KVC_OK; i++) {
         uint32_t left = c->pools[i].n_free - c->pools[i].n_promised;
-        need[i] = kvc__ring_need(s, i, (uint32_t)n);
-        if (need[i] > left)
-            r = kvc__fail_numbers(err, KVC_ERROR_FULL, "cache", "pages free", left, "and needed",
-                need[i]);
+        need[i] = kvc__ring_need(s, i, n);
+        if (need[i] <= left) continue;
+        *reach = i;
+        *lack = need[i] - left;
+        r = kvc__fail_numbers(err, KVC_ERROR_FULL, "cache", "pages free", left, "and needed",
+            need[i]);
     }
     for (i = 0; i < n_reaches && r == KVC_OK; i++) {
         c->pools[i].n_promised += need[i];
         s->rings[i].promised = need[i];
     }
     kvc__lock_leave(&c->lock);
+    return r;
+}
+
+/* Makes sure of all pages for n more positions. After an error nothing is changed. */
+static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
+{
+    kvc_cache *c = s->cache;
+    uint32_t most = s->n_pos < c->desc.n_ctx ? c->desc.n_ctx - s->n_pos : 0, reach = 0, lack = 0;
+    kvc_result r;
+    if (s->policy != KVC_POLICY_ERROR) most = KVC__MAX_SLOTS - kvc__seq_last(s)->end;
+    if (n > most)
+        return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free", most,
+            "and needed", n);
+    if (s->policy != KVC_POLICY_GROW) return kvc__seq_promise(s, (uint32_t)n, &reach, &lack, err);
+    r = kvc__seq_grow(s, (uint32_t)n, err);
+    while (r == KVC_OK && (r = kvc__seq_promise(s, (uint32_t)n, &reach, &lack, err)) != KVC_OK)
+        r = kvc__pool_grow(c, reach, lack, err);
     return r;
 }
 
@@ -6617,13 +6747,35 @@ static void kvc__seq_begin(kvc_seq *s)
     memset(s->extents, 0, sizeof *s->extents);
 }
 
+/* Rings as long as the other sequence's, which may have grown. */
+static kvc_result kvc__seq_match(kvc_seq *s, const kvc_seq *other, kvc_error *err)
+{
+    uint32_t i;
+    kvc_result r = KVC_OK;
+    for (i = 0; i < s->cache->desc.model->n_reaches && r == KVC_OK; i++)
+        r = kvc__ring_grow(s->cache, &s->rings[i], i, other->rings[i].cap, err);
+    return r;
+}
+
 static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *parent, kvc_error *err)
 {
     uint32_t i;
     kvc_seq *s = NULL;
+    kvc_result r;
     kvc__lock_enter(&c->lock);
     for (i = 0; i < c->desc.n_seqs && s == NULL; i++)
         if (!c->seqs[i].is_open) s = &c->seqs[i];
+    if (s != NULL && parent != NULL && c->grown != 0) {
+        s->is_open = 1;             /* kept while the lock is not */
+        kvc__lock_leave(&c->lock);
+        r = kvc__seq_match(s, parent, err);
+        kvc__lock_enter(&c->lock);
+        s->is_open = r == KVC_OK;
+        if (r != KVC_OK) {
+            kvc__lock_leave(&c->lock);
+            return r;
+        }
+    }
     if (s != NULL) {
         s->is_open = 1;
         c->n_open++;
@@ -6741,10 +6893,14 @@ static int kvc__seqs_check(kvc_seq *const *seqs, uint32_t n)
 
 /* A past that no other sequence is to get can be replaced at once, and then, maybe, the one it is
    replaced by. What is left are circles, whose sequences change places. */
-static void kvc__seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_t n)
+static kvc_result kvc__seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_t n,
+    kvc_error *err)
 {
     const uint32_t done = UINT32_MAX;
     uint32_t i, t;
+    kvc_result r;
+    for (i = 0; i < n; i++)
+        if ((r = kvc__seq_match(seqs[i], seqs[from[i]], err)) != KVC_OK) return r;
     for (i = 0; i < n; i++) {
         if (from[i] == i) seqs[i]->index = done;
         else seqs[from[i]]->n_uses++;
@@ -6768,6 +6924,7 @@ static void kvc__seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_
         }
     }
     kvc__lock_leave(&seqs[0]->cache->lock);
+    return KVC_OK;
 }
 
 static void kvc__seq_close(kvc_seq *s)
@@ -6828,7 +6985,7 @@ static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_
 
 static int kvc__policy_fits(const kvc_cache_desc *d, kvc_policy policy, uint32_t n_keep)
 {
-    if (policy == KVC_POLICY_ERROR) return 1;
+    if (policy != KVC_POLICY_WINDOW) return 1;
     return d->n_ctx >= 2 * d->page_size && n_keep <= d->n_ctx - 2 * d->page_size;
 }
 
@@ -7043,7 +7200,7 @@ static kvc_result kvc__load_head(kvc__pipe *p, const kvc_cache *c, kvc__save_hea
     if (h->fingerprint[0] != fingerprint[0] || h->fingerprint[1] != fingerprint[1])
         return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "fingerprint",
             "saved with another model, other K/V types or another page_size");
-    if (h->what > KVC_SAVE_TOKENS || h->policy > KVC_POLICY_WINDOW || h->n_extents == 0)
+    if (h->what > KVC_SAVE_TOKENS || h->policy > KVC_POLICY_GROW || h->n_extents == 0)
         return kvc__fail(err, KVC_ERROR_FORMAT, "head", "damaged");
     if (h->policy == KVC_POLICY_ERROR && h->n_pos > c->desc.n_ctx)
         return kvc__fail_numbers(err, KVC_ERROR_FULL, "n_ctx", "positions of a sequence",
@@ -7080,6 +7237,18 @@ static int kvc__load_extents(kvc__pipe *p, kvc_seq *s, const kvc__save_head *h)
     return n == h->n_pos && !p->failed;
 }
 
+/* Room for n pages. */
+static int kvc__load_grow(kvc_seq *s, uint32_t reach, uint32_t n)
+{
+    kvc_cache *c = s->cache;
+    uint32_t left;
+    if (kvc__ring_grow(c, &s->rings[reach], reach, kvc__ring_leaves(n), NULL) != KVC_OK) return 0;
+    kvc__lock_enter(&c->lock);
+    left = c->pools[reach].n_free - c->pools[reach].n_promised;
+    kvc__lock_leave(&c->lock);
+    return left >= n || kvc__pool_grow(c, reach, n - left, NULL) == KVC_OK;
+}
+
 /* Takes the pages from number `first` to the last. 0 if the sequence cannot have those or, in
    *full, if there are not enough. */
 static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full)
@@ -7091,8 +7260,16 @@ static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full
     uint32_t end = s->n_pos > 0 ? kvc__page_of(c, t, t->end - 1) + 1 : 0, needed = 0;
     const uint32_t seen = kvc__first_seen(s->n_pos, pool->window);
     if (s->n_pos > 0) needed = kvc__page_at(s, seen < s->n_pos ? seen : s->n_pos - 1);
-    if (first < s->extents[0].page || first > needed || end - first > pool->ring_cap)
-        return s->n_pos == 0 && first == 0;
+    if (first < s->extents[0].page || first > needed) return s->n_pos == 0 && first == 0;
+    if (s->policy == KVC_POLICY_GROW) {
+        if (end - first > pool->window_pages) return 0;
+        if (!kvc__load_grow(s, reach, end - first)) {
+            *full = 1;
+            return 0;
+        }
+    } else if (end - first > pool->ring_cap) {
+        return 0;
+    }
     kvc__lock_enter(&c->lock);
     *full = end - first > pool->n_free - pool->n_promised;
     if (!*full) {
@@ -7105,14 +7282,34 @@ static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full
     return !*full;
 }
 
-/* All pages, for the places that the file gives. */
-static int kvc__load_rings(kvc__pipe *p, kvc_seq *s, int *full)
+/* Bytes of all rows, if each reach begins with page first[reach]. */
+static uint64_t kvc__rows_size(const kvc_seq *s, const uint32_t *first)
 {
-    uint32_t i, first;
-    for (i = 0; i < s->cache->desc.model->n_reaches; i++) {
-        kvc__pipe_get(p, &first, sizeof first);
-        if (p->failed || !kvc__load_pages(s, i, first, full)) return 0;
+    const kvc_cache *c = s->cache;
+    const kvc_model *m = c->desc.model;
+    uint64_t sum = 0, row;
+    uint32_t i;
+    for (i = 0; i < m->n_layers; i++) {
+        row = m->head_dim * kvc__kv_size(c->layers[i].type_k) +
+            m->head_dim_v * kvc__kv_size(c->layers[i].type_v);
+        sum += row * m->n_kv_heads * (s->n_pos - kvc__pos_of_page(s, first[m->layers[i].reach]));
     }
+    return sum;
+}
+
+/* All pages, for the places that the file gives. They are not taken before the size it states is
+   known to be right, so that a few bytes cannot claim much memory. */
+static int kvc__load_rings(kvc__pipe *p, kvc_seq *s, uint64_t size, int *full)
+{
+    uint32_t i, first[KVC_MAX_REACHES], n = s->cache->desc.model->n_reaches;
+    for (i = 0; i < n; i++) {
+        kvc__pipe_get(p, &first[i], sizeof first[i]);
+        if (kvc__pos_of_page(s, first[i]) > s->n_pos) return 0;
+    }
+    if (p->failed || size != p->n_bytes + (uint64_t)s->n_pos * sizeof(kvc_token) +
+        kvc__rows_size(s, first) + sizeof(uint64_t)) return 0;
+    for (i = 0; i < n; i++)
+        if (!kvc__load_pages(s, i, first[i], full)) return 0;
     return 1;
 }
 
@@ -7145,7 +7342,7 @@ static kvc_result kvc__load_body(kvc__pipe *p, kvc_seq *s, kvc_ctx *ctx, const k
         for (i = 0; i < n_reaches; i++) kvc__pipe_get(p, &skipped, sizeof skipped);
         return kvc__load_tokens(p, s, ctx, h->n_pos, err);
     }
-    if (!kvc__load_extents(p, s, h) || !kvc__load_rings(p, s, &full)) {
+    if (!kvc__load_extents(p, s, h) || !kvc__load_rings(p, s, h->size, &full)) {
         if (full)
             return kvc__fail(err, KVC_ERROR_FULL, "cache", "not enough pages are free");
         return kvc__fail(err, KVC_ERROR_FORMAT, "extents", "damaged");
@@ -7155,8 +7352,9 @@ static kvc_result kvc__load_body(kvc__pipe *p, kvc_seq *s, kvc_ctx *ctx, const k
     return KVC_OK;
 }
 
+/* limit: bytes that there are, if that is known */
 static kvc_result kvc__seq_load(kvc_seq **out, kvc_cache *c, kvc_ctx *ctx, kvc_read_fn read,
-    void *user, kvc_error *err)
+    void *user, uint64_t limit, kvc_error *err)
 {
     kvc__pipe p;
     kvc__save_head h;
@@ -7167,6 +7365,7 @@ static kvc_result kvc__seq_load(kvc_seq **out, kvc_cache *c, kvc_ctx *ctx, kvc_r
     p.read = read;
     p.user = user;
     if ((r = kvc__load_head(&p, c, &h, err)) != KVC_OK) return r;
+    if (h.size > limit) return kvc__fail(err, KVC_ERROR_FORMAT, "size", "cut short");
     if (h.what == KVC_SAVE_TOKENS && ctx == NULL)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL, and tokens must be computed");
     if (!kvc__policy_fits(&c->desc, (kvc_policy)h.policy, h.n_keep))
@@ -7209,10 +7408,10 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
     uint32_t i;
     memset(info, 0, sizeof *info);
     info->desc = c->desc;
-    info->memory_size = c->block_size;
     info->bytes_per_token = kvc__bytes_per_token(c);
     info->n_reaches = c->desc.model->n_reaches;
     kvc__lock_enter(&c->lock);
+    info->memory_size = c->block_size + c->grown;
     info->n_seqs_open = c->n_open;
     for (i = 0; i < info->n_reaches; i++) {
         kvc_reach_info *one = &info->reaches[i];
@@ -9063,7 +9262,7 @@ KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t 
 {
     if (seq == NULL || !seq->is_open)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
-    if (policy != KVC_POLICY_ERROR && policy != KVC_POLICY_WINDOW)
+    if ((uint32_t)policy > KVC_POLICY_GROW)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "policy", "not a kvc_policy");
     if (!kvc__policy_fits(&seq->cache->desc, policy, n_keep))
         return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_keep", "the sequence holds",
@@ -9097,8 +9296,7 @@ KVC_API kvc_result kvc_seq_reorder(kvc_seq *const *seqs, const uint32_t *from, u
     if (!kvc__seqs_check(seqs, n))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "seqs",
             "not all are open, of one cache and there once");
-    kvc__seq_reorder(seqs, from, n);
-    return KVC_OK;
+    return kvc__seq_reorder(seqs, from, n, err);
 }
 
 KVC_API uint32_t kvc_seq_length(const kvc_seq *seq)
@@ -9108,7 +9306,7 @@ KVC_API uint32_t kvc_seq_length(const kvc_seq *seq)
 
 KVC_API uint32_t kvc_seq_capacity(const kvc_seq *seq)
 {
-    return seq->cache->desc.n_ctx;
+    return seq->policy == KVC_POLICY_GROW ? KVC__MAX_SLOTS : seq->cache->desc.n_ctx;
 }
 
 KVC_API void kvc_seq_query(const kvc_seq *seq, kvc_seq_info *info)
@@ -9167,7 +9365,7 @@ KVC_API kvc_result kvc_seq_load(kvc_seq **out, kvc_cache *cache, kvc_ctx *ctx, k
     *out = NULL;
     if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
     if (read == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "read", "NULL");
-    return kvc__seq_load(out, cache, ctx, read, user, err);
+    return kvc__seq_load(out, cache, ctx, read, user, UINT64_MAX, err);
 }
 
 /* A buffer as the host's functions. */
@@ -9219,7 +9417,10 @@ KVC_API kvc_result kvc_seq_load_memory(kvc_seq **out, kvc_cache *cache, kvc_ctx 
     memset(&b, 0, sizeof b);
     b.from = (const unsigned char *)data;
     b.left = data != NULL ? size : 0;
-    return kvc_seq_load(out, cache, ctx, kvc__buffer_read, &b, err);
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
+    return kvc__seq_load(out, cache, ctx, kvc__buffer_read, &b, b.left, err);
 }
 
 KVC_API kvc_result kvc_seq_remove(kvc_seq *seq, uint32_t from, uint32_t to, kvc_error *err)

@@ -60,7 +60,7 @@ static void *worker_run(void *arg) {
     return NULL;
 }
 
-static void run_threads(const model_shape *shape, uint32_t n_pages) {
+static void run_threads(const model_shape *shape, kvc_policy policy, uint32_t n_pages) {
     static worker workers[N_THREADS];
     kvc_cache_desc desc = {0};
     kvc_token base[N_BASE];
@@ -73,7 +73,7 @@ static void run_threads(const model_shape *shape, uint32_t n_pages) {
     rig_open(&r, shape);
     random_tokens(base, N_BASE, N_VOCAB, 5);
     desc.model = r.model;
-    desc.n_ctx = N_BASE + N_OWN;
+    desc.n_ctx = policy == KVC_POLICY_GROW ? N_BASE : N_BASE + N_OWN;
     desc.n_seqs = 2 + N_THREADS;
     desc.n_pages = n_pages;
     desc.page_size = PAGE;
@@ -82,6 +82,7 @@ static void run_threads(const model_shape *shape, uint32_t n_pages) {
     OK(kvc_cache_new(&cache, &desc, &last));
     ctx = new_ctx(&r, 64, 1, KVC_ISA_BEST);
     seqs[0] = new_seq(cache);
+    OK(kvc_seq_set_policy(seqs[0], policy, 0, &last));
     OK(kvc_prefill(ctx, seqs[0], base, N_BASE, NULL, &last));
     OK(kvc_seq_fork(&seqs[1], seqs[0], &last));
     for (i = 0; i < N_THREADS; i++) {
@@ -120,9 +121,10 @@ static void run_threads(const model_shape *shape, uint32_t n_pages) {
 static void test_threads(void **state) {
     static const model_shape plain = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
     (void)state;
-    run_threads(&plain, 0);
-    run_threads(&plain, 14);            /* not enough for all at once */
-    run_threads(&windows, 0);
+    run_threads(&plain, KVC_POLICY_ERROR, 0);
+    run_threads(&plain, KVC_POLICY_ERROR, 14);      /* not enough for all at once */
+    run_threads(&windows, KVC_POLICY_ERROR, 0);
+    run_threads(&plain, KVC_POLICY_GROW, 3);
 }
 
 int main(void) {

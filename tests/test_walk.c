@@ -22,6 +22,7 @@ typedef struct track {
 typedef struct walk {
     rig rig;
     kvc_kv_type kv;
+    kvc_policy policy;
     kvc_cache *cache, *cold_cache;
     kvc_ctx *ctx[3], *cold_ctx;
     track tracks[N_SEQS];
@@ -34,15 +35,16 @@ static uint32_t draw(walk *w, uint32_t n) {
     return (uint32_t)(model_random(&w->state) % n);
 }
 
-static void walk_open(walk *w, const model_shape *shape, kvc_kv_type kv, uint32_t n_pages,
-    uint64_t seed) {
+static void walk_open(walk *w, const model_shape *shape, kvc_kv_type kv, kvc_policy policy,
+    uint32_t n_pages, uint64_t seed) {
     kvc_cache_desc desc = {0};
     memset(w, 0, sizeof *w);
     w->kv = kv;
+    w->policy = policy;
     w->state = seed;
     rig_open(&w->rig, shape);
     desc.model = w->rig.model;
-    desc.n_ctx = N_CTX;
+    desc.n_ctx = policy == KVC_POLICY_GROW ? PAGE : N_CTX;
     desc.n_seqs = N_SEQS;
     desc.n_pages = n_pages;             /* not enough for all */
     desc.page_size = PAGE;
@@ -81,6 +83,7 @@ static void append(walk *w, track *t, uint32_t n) {
     const float *logits = NULL;
     kvc_result r;
     random_tokens(t->text + t->n, n < N_CTX - t->n ? n : N_CTX - t->n, N_VOCAB, w->state);
+    if (t->n + n > N_CTX && w->policy == KVC_POLICY_GROW) return;
     if (t->n + n > N_CTX) {
         kvc_token many[2 * N_CTX] = {0};
         FAILS(KVC_ERROR_FULL, "sequence", kvc_prefill(ctx, t->seq, many, n, &logits, &last));
@@ -206,7 +209,10 @@ static void operate(walk *w) {
     track *t = &w->tracks[draw(w, N_SEQS)];
     uint32_t what = draw(w, 20);
     if (t->seq == NULL) {
-        if (what < 6) t->seq = new_seq(w->cache), t->n = t->top = 0;
+        if (what >= 6) return;
+        t->seq = new_seq(w->cache);
+        t->n = t->top = 0;
+        OK(kvc_seq_set_policy(t->seq, w->policy, 0, &last));
     } else if (what < 6) {
         append(w, t, 1 + draw(w, 40));
     } else if (what < 12) {
@@ -225,12 +231,12 @@ static void operate(walk *w) {
     look(w);
 }
 
-static void random_walk(const model_shape *shape, kvc_kv_type kv, uint32_t n_pages,
-    uint64_t seed) {
+static void random_walk(const model_shape *shape, kvc_kv_type kv, kvc_policy policy,
+    uint32_t n_pages, uint64_t seed) {
     walk w;
     kvc_cache_info info;
     int i;
-    walk_open(&w, shape, kv, n_pages, seed);
+    walk_open(&w, shape, kv, policy, n_pages, seed);
     for (i = 0; i < OPERATIONS; i++) operate(&w);
     for (i = 0; i < N_SEQS; i++) kvc_seq_close(w.tracks[i].seq);
     kvc_cache_query(w.cache, &info);
@@ -242,7 +248,8 @@ static void random_walk(const model_shape *shape, kvc_kv_type kv, uint32_t n_pag
     assert_int_equal(info.n_seqs_open, 0);
     assert_true(info.pages_peak >= w.peak);
     assert_true(w.n_compared > OPERATIONS / 4);
-    assert_true(w.n_full > 0 && w.n_forks > 100 && w.n_back > 100);
+    assert_true(w.n_forks > 100 && w.n_back > 100);
+    assert_true((w.n_full > 0) == (policy == KVC_POLICY_ERROR));
     walk_close(&w);
 }
 
@@ -324,19 +331,27 @@ static void test_reorder_arguments(void **state) {
 static void test_walk(void **state) {
     static const model_shape shape = {TINY};
     (void)state;
-    random_walk(&shape, KVC_KV_F32, 70, 1);
+    random_walk(&shape, KVC_KV_F32, KVC_POLICY_ERROR, 70, 1);
 }
 
 static void test_walk_windows(void **state) {
     static const model_shape shape = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
     (void)state;
-    random_walk(&shape, KVC_KV_F16, 70, 2);
+    random_walk(&shape, KVC_KV_F16, KVC_POLICY_ERROR, 70, 2);
+}
+
+/* From one page for each sequence to what all of them need. */
+static void test_walk_grow(void **state) {
+    static const model_shape shape = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
+    (void)state;
+    random_walk(&shape, KVC_KV_F32, KVC_POLICY_GROW, 2, 4);
+    random_walk(&windows, KVC_KV_F32, KVC_POLICY_GROW, 2, 5);
 }
 
 static void test_walk_window_only(void **state) {
     static const model_shape shape = {TINY, .window = 33};
     (void)state;
-    random_walk(&shape, KVC_KV_F32, 40, 3);
+    random_walk(&shape, KVC_KV_F32, KVC_POLICY_ERROR, 40, 3);
 }
 
 /* ---- what window layers hold ---- */
@@ -418,6 +433,7 @@ int main(void) {
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_walk_windows),
         cmocka_unit_test(test_walk_window_only),
+        cmocka_unit_test(test_walk_grow),
         cmocka_unit_test(test_window_pages)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -65,7 +65,7 @@ typedef struct counter {
     struct {
         void *ptr;
         size_t size;
-    } block[32];
+    } block[256];
 } counter;
 
 /* Memory is filled, so that nothing can rely on finding zeros, and has exactly the size asked for,
