@@ -44,8 +44,10 @@ ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
 KV_BENCH := $(BUILD)/sequences $(BUILD)/stream
+# These know the API alone and are linked with one object; all others contain the implementation.
+LINKED   := $(KV_BENCH) $(addprefix $(BUILD)/test_,walk cuts grow threads)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
-# Everything contains the whole header. The flags file changes when the command line does.
+# The flags file changes when the command line does.
 NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags
 VERSION   = $(shell sed -n 's/^.define KVC_VERSION_STRING "\(.*\)"$$/\1/p' kvc.h)
 
@@ -55,13 +57,17 @@ $(EXAMPLES): $(BUILD)/%: examples/%.c
 $(BUILD)/bench: bench/bench.c $(wildcard bench/*.h)
 $(BUILD)/mkmodel: bench/mkmodel.c
 $(KV_BENCH): $(BUILD)/%: bench/%.c
+$(LINKED): $(BUILD)/kvc.o
 $(PEERS): $(BUILD)/%: bench/peers/%.c
 $(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c
 $(TESTS) $(BUILD)/bits: EXTRA = $(TEST_LIBS)
 $(ORACLES): EXTRA = $(JSON_LIBS)
 $(TESTS) $(ORACLES): POSIX = -D_DEFAULT_SOURCE
 $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(KV_BENCH) $(PEERS): $(NEEDED)
-	$(CC) $(BASE) $(POSIX) $(LDFLAGS) -o $@ $(filter %.c,$^) $(EXTRA) $(LIBS)
+	$(CC) $(BASE) $(POSIX) $(LDFLAGS) -o $@ $(filter %.c %.o,$^) $(EXTRA) $(LIBS)
+
+$(BUILD)/kvc.o: kvc.h $(BUILD)/flags
+	$(CC) $(BASE) -x c -DKVC_IMPLEMENTATION -c -o $@ kvc.h
 
 $(BUILD)/flags: FORCE
 	@mkdir -p $(BUILD)

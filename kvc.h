@@ -509,6 +509,7 @@ typedef struct kvc_reach_info {
     uint32_t seq_pages;         /* most pages that a sequence holds, whatever its length */
     size_t page_bytes;          /* K and V of one page of these layers */
     uint32_t pages_total, pages_free;
+    uint32_t pages_promised;    /* of the free ones: to steps that are running */
     uint32_t pages_live;        /* held by at least one sequence */
     uint32_t pages_shared;      /* held by more than one */
     uint32_t pages_peak;        /* most pages ever live */
@@ -7392,6 +7393,7 @@ static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
     info->page_bytes = pool->page;
     info->pages_total = pool->n_pages;
     info->pages_free = pool->n_free;
+    info->pages_promised = pool->n_promised;
     info->pages_live = pool->n_pages - pool->n_free;
     info->pages_peak = pool->peak;
     for (i = 0; i < pool->n_pages; i++) info->pages_shared += *kvc__page_refs(pool, i) > 1;

@@ -8,7 +8,6 @@
 #include <string.h>
 #include <time.h>
 
-#define KVC_IMPLEMENTATION
 #include "../kvc.h"
 #include "../tests/gguf_write.h"
 

@@ -15,7 +15,6 @@
 #include <string.h>
 #include <time.h>
 
-#define KVC_IMPLEMENTATION
 #include "../kvc.h"
 
 enum { N_BLOCKS = 10 };

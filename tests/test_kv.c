@@ -455,6 +455,37 @@ static void test_page_counts(void **state) {
     rig_close(&r);
 }
 
+/* Leaves go back, whatever was shared, cut and rolled back. */
+static void test_leaves(void **state) {
+    enum { LONG = 2500 };
+    kvc_token *text = (kvc_token *)gguf_must(malloc(LONG * sizeof *text));
+    kvc_seq *seqs[4];
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    rig r;
+    int i;
+    (void)state;
+    rig_open(&r, &small);
+    random_tokens(text, LONG, N_VOCAB, 1);
+    cache = new_cache(&r, LONG + 100, 4, 16, KVC_KV_F32);
+    ctx = new_ctx(&r, 0, 1, KVC_ISA_BEST);
+    seqs[0] = new_seq(cache);
+    append(ctx, seqs[0], text, LONG);
+    for (i = 1; i < 4; i++) OK(kvc_seq_fork(&seqs[i], seqs[0], &last));
+    assert_int_equal(cache->pools[0].n_leaves - cache->pools[0].n_free_leaves, 3);
+    OK(kvc_seq_rollback(seqs[1], 1500));        /* 94 pages: into the middle of a leaf */
+    OK(kvc_seq_remove(seqs[2], 100, 2000, &last));
+    append(ctx, seqs[3], text, 50);
+    append(ctx, seqs[1], text, 700);
+    for (i = 0; i < 4; i++) kvc_seq_close(seqs[i]);
+    assert_int_equal(cache->pools[0].n_free_leaves, cache->pools[0].n_leaves);
+    PAGES(cache, 0, 0, 0);
+    free(text);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
 static void test_open_close(void **state) {
     kvc_token text[20];
     kvc_cache *cache;
@@ -934,6 +965,7 @@ int main(void) {
         cmocka_unit_test(test_steps_allocate_nothing),
         cmocka_unit_test(test_defaults),
         cmocka_unit_test(test_page_counts),
+        cmocka_unit_test(test_leaves),
         cmocka_unit_test(test_open_close),
         cmocka_unit_test(test_sequence_full),
         cmocka_unit_test(test_cache_full),

@@ -1,5 +1,5 @@
 /* testing.h - what the tests share: an allocator that counts, short forms for making the objects,
-   comparisons by bits. Include it after kvc.h, whose implementation a test contains. A program that
+   comparisons by bits. Include it after kvc.h. A program that
    defines TESTING_ALONE does without cmocka: there a failed check ends it. */
 #ifndef TESTING_H
 #define TESTING_H
