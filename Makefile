@@ -43,7 +43,7 @@ TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
-KV_BENCH := $(BUILD)/sequences $(BUILD)/stream
+KV_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream
 # These know the API alone and are linked with one object; all others contain the implementation.
 LINKED   := $(KV_BENCH) $(addprefix $(BUILD)/test_,walk cuts grow threads)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)

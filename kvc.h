@@ -129,9 +129,10 @@
    must not be changed or cut while it is open: the operating system answers a read past its new
    end with a signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes
    per token = layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v),
-   head_dim_v rounded up to 16. Layers with a window of W positions take, for each sequence, the
-   pages that W - 1 + n_back + n_batch positions touch, however long it is. kvc_cache_query tells
-   all of it, kvc_seq_query what one sequence holds alone and with others.
+   head_dim_v rounded up to 16, both to 32 for quantized types (see kvc_kv_type). Layers with a
+   window of W positions take, for each sequence, the pages that W - 1 + n_back + n_batch positions
+   touch, however long it is. kvc_cache_query tells all of it, kvc_seq_query what one sequence holds
+   alone and with others.
 
    THREADS
    A model may be used by any number of threads. A cache locks itself: sequences of one cache may
@@ -447,10 +448,20 @@ KVC_API size_t kvc_text_end(kvc_text_stream *stream, char buf[4]);
 
 /* ---- cache ---- */
 
-typedef enum kvc_kv_type {      /* how K and V are stored */
+/* How K and V are stored. Quantized types round blocks of 32 elements of a head (a head of another
+   width is filled up with zeros) when a position is stored; attention reads them as they are, with
+   queries rounded to 8 bits for quantized keys. What each costs is measured by bench/kv.c on the
+   model of examples/models: the divergence (Kullback and Leibler) of its predictions from those
+   with K and V in F32, and the share of positions whose likeliest token changes. */
+typedef enum kvc_kv_type {
     KVC_KV_DEFAULT = 0,         /* KVC_KV_F32 */
-    KVC_KV_F32 = 1,
-    KVC_KV_F16 = 2              /* half the memory; K and V rounded to 11 bits */
+    KVC_KV_F32 = 1,             /* 4 bytes an element: the reference */
+    KVC_KV_F16 = 2,             /* 2 bytes. 1e-7, 0.01 %: for every use, if no K or V passes
+                                   65,504 */
+    KVC_KV_Q8 = 3,              /* 34 bytes for 32: 8 bits and a scale. 3e-5, 0.2 %: for long
+                                   contexts and many sequences */
+    KVC_KV_Q4 = 4               /* 18 bytes for 32: 4 bits and a scale, keys rotated. 7e-3, 3 %:
+                                   where memory is short. For V alone, beside K in Q8, 2e-3, 2 % */
 } kvc_kv_type;
 
 typedef struct kvc_cache kvc_cache;
@@ -483,6 +494,9 @@ typedef struct kvc_cache_desc {
     uint32_t n_cuts;            /* ranges that may be missing inside a sequence at once (see
                                    kvc_seq_remove), at most 4,096; 0: 8 */
     kvc_kv_type type_k, type_v; /* 0: KVC_KV_F32 */
+    uint32_t n_edge;            /* the first and the last n_edge layers use the next two types
+                                   instead: better ones where errors cost most. 0: none */
+    kvc_kv_type edge_k, edge_v; /* 0: KVC_KV_F32 */
     kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
                                    allocator */
     kvc_allocator allocator;    /* zeroed: the model's */
@@ -2009,12 +2023,32 @@ static uint32_t kvc__part_floats(uint32_t v_stride)
     return v_stride + KVC__PART_TAIL;
 }
 
-/* Floats of working memory: the weights of a span, its parts, a copy of the queries, and one of
-   them turned. */
+/* Floats of working memory: the weights of a span, its parts, a copy of the queries in floats or 8
+   bits, and one of them turned. */
 static size_t kvc__attn_floats(uint32_t n_queries, uint32_t head_dim, uint32_t v_stride)
 {
-    return (size_t)n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + head_dim) +
-        head_dim;
+    const size_t whole = (size_t)kvc__div_up(head_dim, 32) * 32;
+    return n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + whole) + whole;
+}
+
+/* Keys in 4 bits are rotated by the Walsh-Hadamard transform before they are rounded, and the
+   queries alike, which leaves every score what it was: it spreads the few dimensions that are far
+   larger than others, as trained keys have them, over their neighbours, whose scale they would take
+   (Ashkboos et al. 2024, "QuaRot"). In blocks of the largest power of two that divides the width;
+   sums and differences of elements that are 1, 2, 4, ... apart, then one product. */
+static void kvc__key_rotate(float *x, uint32_t width)
+{
+    const uint32_t block = width & (0u - width);
+    const float scale = 1.0f / sqrtf((float)block);
+    uint32_t apart, i, j;
+    for (apart = 1; apart < block; apart *= 2)
+        for (i = 0; i < width; i += 2 * apart)
+            for (j = i; j < i + apart; j++) {
+                float a = x[j], b = x[j + apart];
+                x[j] = a + b;
+                x[j + apart] = a - b;
+            }
+    for (i = 0; i < width; i++) x[i] *= scale;
 }
 
 /* A span as the queries of a group see it. Tiles beyond its own are the first of the next span;
@@ -2058,9 +2092,85 @@ KVC__INLINE void kvc__ask_stream(const unsigned char *p)
     kvc__prefetch((const void *)((uintptr_t)p + KVC__STREAM_AHEAD));
 }
 
+/* ---- tiles of K and V ----
+   A tile is 16 positions of a head's keys or values, a lane one of them. Floats: keys lie element
+   by element, the 16 positions side by side, values position by position. In 8 and 4 bits a row is
+   cut into blocks of 32 elements, the last filled up with zeros, each with a half-precision scale,
+   and a block of one position has the bytes of a block of Q8_0 or Q4_0. Keys lie as the outputs of
+   a packed group (see kvc__pack_blocks): block by block the 16 scales, then the codes word by word.
+   Values: the scales first, block by block for the 16 positions, then the codes, position by
+   position. */
+
+KVC__INLINE int kvc__kv_coded(kvc_kv_type type)
+{
+    return type == KVC_KV_Q8 || type == KVC_KV_Q4;
+}
+
+/* Bytes of an element in floats. */
 KVC__INLINE size_t kvc__kv_size(kvc_kv_type type)
 {
     return type == KVC_KV_F16 ? 2 : 4;
+}
+
+/* Bytes of the codes of a block. */
+KVC__INLINE uint32_t kvc__kv_codes(kvc_kv_type type)
+{
+    return type == KVC_KV_Q8 ? 32 : 16;
+}
+
+/* Bytes of one position. */
+KVC__INLINE size_t kvc__kv_row(kvc_kv_type type, uint32_t width)
+{
+    if (!kvc__kv_coded(type)) return width * kvc__kv_size(type);
+    return (size_t)kvc__div_up(width, 32) * (2 + kvc__kv_codes(type));
+}
+
+/* Where one position's block lies in a tile of keys or values: its scale, and its codes as
+   `n_words` words of `word` bytes that are `apart` bytes from each other. */
+typedef struct kvc__kv_place {
+    unsigned char *scale, *codes;
+    size_t word, apart;
+    uint32_t n_words;
+} kvc__kv_place;
+
+static kvc__kv_place kvc__key_place(kvc_kv_type type, unsigned char *tile, uint32_t lane,
+    uint32_t block)
+{
+    kvc__kv_place p;
+    tile += (size_t)block * 16 * (2 + kvc__kv_codes(type));
+    p.scale = tile + 2 * lane;
+    p.codes = tile + 32 + 4 * lane;
+    p.word = 4;
+    p.apart = 64;
+    p.n_words = kvc__kv_codes(type) / 4;
+    return p;
+}
+
+static kvc__kv_place kvc__value_place(kvc_kv_type type, unsigned char *tile, uint32_t lane,
+    uint32_t block, uint32_t n_blocks)
+{
+    kvc__kv_place p;
+    p.scale = tile + 32 * block + 2 * lane;
+    p.codes = tile + 32 * n_blocks + ((size_t)lane * n_blocks + block) * kvc__kv_codes(type);
+    p.word = p.apart = kvc__kv_codes(type);
+    p.n_words = 1;
+    return p;
+}
+
+static void kvc__place_put(const kvc__kv_place *p, const unsigned char *block)
+{
+    uint32_t i;
+    memcpy(p->scale, block, 2);
+    for (i = 0; i < p->n_words; i++)
+        memcpy(p->codes + i * p->apart, block + 2 + i * p->word, p->word);
+}
+
+static void kvc__place_get(const kvc__kv_place *p, unsigned char *block)
+{
+    uint32_t i;
+    memcpy(block, p->scale, 2);
+    for (i = 0; i < p->n_words; i++)
+        memcpy(block + 2 + i * p->word, p->codes + i * p->apart, p->word);
 }
 
 /* The first position that the row at `pos` sees. */
@@ -2151,8 +2261,8 @@ static uint32_t kvc__ring_page(kvc__leaf *const *ring, uint32_t cap, uint32_t i)
 static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
 {
     const kvc__extent *t = &a->extents[s->extent];
-    const size_t k_tile = 16 * a->head_dim * kvc__kv_size(a->type_k);
-    const size_t v_tile = 16 * a->v_stride * kvc__kv_size(a->type_v);
+    const size_t k_tile = 16 * kvc__kv_row(a->type_k, a->head_dim);
+    const size_t v_tile = 16 * kvc__kv_row(a->type_v, a->v_stride);
     const uint32_t end = s->extent + 1 < a->n_extents ? t->end : a->slot + a->n_rows;
     const uint32_t first = s->start / 16 + s->first, last = (end - 1) / 16;
     const uint32_t shift = a->page_shift - 4, mask = (1u << shift) - 1u;
@@ -2193,6 +2303,8 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
     X(void, rope, (float *x, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dim, \
         uint32_t apart, const float *turn, float scale)) \
     X(void, to_f16, (uint16_t *y, const float *x, uint32_t n)) \
+    X(void, to_q8_0, (unsigned char *block, const float *x, uint32_t n)) \
+    X(void, to_q4_0, (unsigned char *block, const float *x, uint32_t n)) \
     X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
     X(void, accumulate, (float *y, const float *x, uint32_t n)) \
     X(void, attention, (const kvc__attn *a)) \
@@ -5734,9 +5846,9 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
    page_size positions for all layers of one reach, and each reach has a pool of pages. The bytes of
    a page lie apart: each layer has one run of memory for the keys, and one for the values, of each
    of its heads, which holds the head's piece of page 0, of page 1 and so on; so a sequence whose
-   pages follow each other, as those of a new one do, is read in one stream. A piece of keys is
-   tiles of [16 positions] by [head_dim] (a vector of scores is 16 positions); one of values is rows
-   of [v_stride], head_dim_v rounded up to 16 and padded with zeros.
+   pages follow each other, as those of a new one do, is read in one stream. A piece is tiles of 16
+   positions (a vector of scores is as many), of head_dim elements for keys and of v_stride for
+   values: head_dim_v rounded up to 16 and padded with zeros. See "tiles of K and V" in >>dispatch.
    A sequence is a ring of page numbers for each reach and the position of its next token. Where
    layers see only a window, pages that fell out of it are given back, so the ring holds a window
    however long the sequence is. Pages are counted by reference: the first write into a page that
@@ -5823,12 +5935,20 @@ struct kvc_cache {
 
 static int kvc__kv_type_known(kvc_kv_type t)
 {
-    return t == KVC_KV_F32 || t == KVC_KV_F16;
+    return (uint32_t)t >= KVC_KV_F32 && (uint32_t)t <= KVC_KV_Q4;
+}
+
+static kvc_result kvc__kv_type_resolve(kvc_kv_type *t, const char *field, kvc_error *err)
+{
+    if (*t == KVC_KV_DEFAULT) *t = KVC_KV_F32;
+    if (kvc__kv_type_known(*t)) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_ARGUMENT, field, "not a kvc_kv_type");
 }
 
 /* Fills in the defaults; fails naming the field. */
 static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
 {
+    kvc_result r;
     if (d->start_canary != 0 || d->end_canary != 0)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
     if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
@@ -5849,12 +5969,10 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
     if (d->n_cuts == 0) d->n_cuts = 8;
     if (d->n_cuts > 4096)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_cuts", "more than 4096");
-    if (d->type_k == KVC_KV_DEFAULT) d->type_k = KVC_KV_F32;
-    if (d->type_v == KVC_KV_DEFAULT) d->type_v = KVC_KV_F32;
-    if (!kvc__kv_type_known(d->type_k))
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "type_k", "not a kvc_kv_type");
-    if (!kvc__kv_type_known(d->type_v))
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "type_v", "not a kvc_kv_type");
+    if ((r = kvc__kv_type_resolve(&d->type_k, "type_k", err)) != KVC_OK ||
+        (r = kvc__kv_type_resolve(&d->type_v, "type_v", err)) != KVC_OK ||
+        (r = kvc__kv_type_resolve(&d->edge_k, "edge_k", err)) != KVC_OK ||
+        (r = kvc__kv_type_resolve(&d->edge_v, "edge_v", err)) != KVC_OK) return r;
     if (d->n_pages > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_pages", "2^31 or more");
     if (!kvc__allocator_resolve(&d->allocator, &d->allocator, &d->model->allocator))
@@ -5902,14 +6020,16 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
 }
 
 /* 0 if a size passes the address space */
-static int kvc__layer_kv_measure(kvc__layer_kv *l, const kvc_cache_desc *d, size_t *bytes)
+static int kvc__layer_kv_measure(kvc__layer_kv *l, const kvc_cache_desc *d, uint32_t layer,
+    size_t *bytes)
 {
     const kvc_model *m = d->model;
+    const int edge = layer < d->n_edge || m->n_layers - layer <= d->n_edge;
     memset(l, 0, sizeof *l);
-    l->type_k = d->type_k;
-    l->type_v = d->type_v;
-    l->k_piece = (size_t)d->page_size * m->head_dim * kvc__kv_size(l->type_k);
-    l->v_piece = (size_t)d->page_size * ((m->head_dim_v + 15u) & ~15u) * kvc__kv_size(l->type_v);
+    l->type_k = edge ? d->edge_k : d->type_k;
+    l->type_v = edge ? d->edge_v : d->type_v;
+    l->k_piece = d->page_size * kvc__kv_row(l->type_k, m->head_dim);
+    l->v_piece = d->page_size * kvc__kv_row(l->type_v, (m->head_dim_v + 15u) & ~15u);
     return kvc__mul_size(bytes, l->k_piece + l->v_piece, m->n_kv_heads);
 }
 
@@ -5920,8 +6040,8 @@ static size_t kvc__bytes_per_token(const kvc_cache *c)
     size_t sum = 0;
     uint32_t i;
     for (i = 0; i < m->n_layers; i++)
-        sum += (size_t)m->n_kv_heads * (m->head_dim * kvc__kv_size(c->layers[i].type_k) +
-            m->head_dim_v * kvc__kv_size(c->layers[i].type_v));
+        sum += m->n_kv_heads * (kvc__kv_row(c->layers[i].type_k, m->head_dim) +
+            kvc__kv_row(c->layers[i].type_v, m->head_dim_v));
     return sum;
 }
 
@@ -5949,7 +6069,7 @@ static void kvc__slab_layout(kvc__arena *arena, kvc__pool *pool, const kvc_cache
         kvc__plane plane;
         size_t bytes;
         if (m->layers[i].reach != reach) continue;
-        kvc__layer_kv_measure(&l, d, &bytes);
+        kvc__layer_kv_measure(&l, d, i, &bytes);
         plane.k = (unsigned char *)kvc__take(arena, n_pages, l.k_piece * m->n_kv_heads);
         plane.v = (unsigned char *)kvc__take(arena, n_pages, l.v_piece * m->n_kv_heads);
         if (arena->base != NULL) slab.planes[i] = plane;
@@ -6060,7 +6180,7 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
     c->token_reach = kvc__token_reach(m);
     for (i = 0; i < m->n_layers; i++) {
         size_t bytes;
-        kvc__layer_kv_measure(&layers[i], d, &bytes);
+        kvc__layer_kv_measure(&layers[i], d, i, &bytes);
         c->pools[m->layers[i].reach].page += bytes;
     }
     return c;
@@ -6072,7 +6192,7 @@ static kvc_result kvc__cache_measure(kvc_cache_desc *d, kvc__pool *pools, size_t
 {
     kvc__arena arena;
     kvc__layer_kv layer;
-    size_t bytes;
+    size_t bytes, page = 0;
     uint32_t i;
     kvc_result r = kvc__cache_defaults(d, err);
     if (r != KVC_OK) return r;
@@ -6080,9 +6200,10 @@ static kvc_result kvc__cache_measure(kvc_cache_desc *d, kvc__pool *pools, size_t
     for (i = 0; i < d->model->n_reaches; i++)
         if ((r = kvc__pool_measure(&pools[i], &d->model->reaches[i], d, err)) != KVC_OK) return r;
     memset(&arena, 0, sizeof arena);
-    if (!kvc__layer_kv_measure(&layer, d, &bytes) ||
-        !kvc__mul_size(&bytes, bytes, d->model->n_layers))
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "page_size", "a page passes the address space");
+    for (i = 0; i < d->model->n_layers; i++)
+        if (!kvc__layer_kv_measure(&layer, d, i, &bytes) || !kvc__add_size(&page, page, bytes))
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "page_size",
+                "a page passes the address space");
     kvc__cache_layout(&arena, d, pools);
     if (arena.overflow)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_pages", "the cache passes the address space");
@@ -6327,6 +6448,21 @@ static kvc_token *kvc__page_tokens(const kvc_cache *c, uint32_t page)
 {
     const kvc__slab *slab = kvc__slab_of(c->pools[c->token_reach].slabs, page);
     return slab->tokens + (size_t)(page - slab->first) * c->desc.page_size;
+}
+
+/* The tile that place `at` of a page lies in. */
+static unsigned char *kvc__k_tile(const kvc_cache *c, uint32_t layer, uint32_t head, uint32_t page,
+    uint32_t at)
+{
+    return kvc__k_piece(c, layer, head, page) +
+        (at & ~15u) * kvc__kv_row(c->layers[layer].type_k, c->desc.model->head_dim);
+}
+
+static unsigned char *kvc__v_tile(const kvc_cache *c, uint32_t layer, uint32_t head, uint32_t page,
+    uint32_t at)
+{
+    return kvc__v_piece(c, layer, head, page) +
+        (at & ~15u) * kvc__kv_row(c->layers[layer].type_v, c->v_stride);
 }
 
 static void kvc__page_copy(kvc_cache *c, uint32_t reach, uint32_t to, uint32_t from)
@@ -6937,37 +7073,61 @@ static void kvc__seq_close(kvc_seq *s)
     kvc__lock_leave(&s->cache->lock);
 }
 
-/* A key goes to its lane of a tile, element after element 16 places apart. */
-static void kvc__key_store(const kvc__kernels *kernels, kvc_kv_type type, unsigned char *dst,
-    const float *k, uint32_t n)
+/* Rounds a block of n <= 32 elements to a quantized type: 2 + 32 or 2 + 16 bytes. */
+static void kvc__block_round(const kvc__kernels *kernels, kvc_kv_type type, unsigned char *block,
+    const float *x, uint32_t n)
 {
-    uint16_t half[64];
+    if (type == KVC_KV_Q8) kernels->to_q8_0(block, x, n);
+    else kernels->to_q4_0(block, x, n);
+}
+
+/* A key goes to its lane of a tile: floats element after element, 16 places apart. */
+static void kvc__key_store(const kvc__kernels *kernels, kvc_kv_type type, unsigned char *tile,
+    uint32_t lane, const float *k, uint32_t n)
+{
+    unsigned char block[34];
+    uint16_t half[32], *to = (uint16_t *)(void *)tile + lane;
     uint32_t i, j, part;
-    if (type == KVC_KV_F32) {
-        for (i = 0; i < n; i++) ((float *)(void *)dst)[16 * i] = k[i];
-        return;
-    }
-    for (i = 0; i < n; i += part) {
-        part = n - i < 64 ? n - i : 64;
-        kernels->to_f16(half, k + i, part);
-        for (j = 0; j < part; j++) ((uint16_t *)(void *)dst)[16 * (i + j)] = half[j];
+    for (i = 0; i < n; i += part, k += part) {
+        part = n - i < 32 ? n - i : 32;
+        if (type == KVC_KV_F32) {
+            float *y = (float *)(void *)tile + 16 * i + lane;
+            for (j = 0; j < part; j++) y[16 * j] = k[j];
+        } else if (type == KVC_KV_F16) {
+            kernels->to_f16(half, k, part);
+            for (j = 0; j < part; j++) to[16 * (i + j)] = half[j];
+        } else {
+            kvc__kv_place at = kvc__key_place(type, tile, lane, i / 32);
+            kvc__block_round(kernels, type, block, k, part);
+            kvc__place_put(&at, block);
+        }
     }
 }
 
 /* A value goes to its row; what fills the row up is zero. */
-static void kvc__value_store(const kvc__kernels *kernels, kvc_kv_type type, unsigned char *dst,
-    const float *v, uint32_t n, uint32_t v_stride)
+static void kvc__value_store(const kvc__kernels *kernels, kvc_kv_type type, unsigned char *tile,
+    uint32_t lane, const float *v, uint32_t n, uint32_t v_stride)
 {
     const size_t size = kvc__kv_size(type);
-    if (type == KVC_KV_F16) kernels->to_f16((uint16_t *)(void *)dst, v, n);
-    else memcpy(dst, v, n * sizeof *v);
-    memset(dst + n * size, 0, (v_stride - n) * size);
+    unsigned char block[34], *row = tile + lane * v_stride * size;
+    uint32_t i;
+    if (kvc__kv_coded(type)) {
+        for (i = 0; i < n; i += 32) {
+            kvc__kv_place at = kvc__value_place(type, tile, lane, i / 32, kvc__div_up(n, 32));
+            kvc__block_round(kernels, type, block, v + i, n - i < 32 ? n - i : 32);
+            kvc__place_put(&at, block);
+        }
+        return;
+    }
+    if (type == KVC_KV_F16) kernels->to_f16((uint16_t *)(void *)row, v, n);
+    else memcpy(row, v, n * sizeof *v);
+    memset(row + n * size, 0, (v_stride - n) * size);
 }
 
-/* Stores one position's keys and values of one layer. k: [n_kv_heads, head_dim], v: [n_kv_heads,
-   head_dim_v]. The page is the sequence's own. */
+/* Stores one position's keys and values of one layer. k: [n_kv_heads, head_dim], which may be
+   overwritten, v: [n_kv_heads, head_dim_v]. The page is the sequence's own. */
 static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_t layer,
-    uint32_t slot, const float *k, const float *v)
+    uint32_t slot, float *k, const float *v)
 {
     const kvc_cache *c = s->cache;
     const kvc_model *m = c->desc.model;
@@ -6976,11 +7136,11 @@ static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_
     uint32_t at = slot & (c->desc.page_size - 1), h;
     uint32_t page = kvc__ring_at(ring, kvc__page_of(c, kvc__seq_last(s), slot));
     for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
-        kvc__key_store(kernels, l->type_k, kvc__k_piece(c, layer, h, page) +
-            ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * kvc__kv_size(l->type_k), k,
+        if (l->type_k == KVC_KV_Q4) kvc__key_rotate(k, m->head_dim);
+        kvc__key_store(kernels, l->type_k, kvc__k_tile(c, layer, h, page, at), at % 16, k,
             m->head_dim);
-        kvc__value_store(kernels, l->type_v, kvc__v_piece(c, layer, h, page) +
-            (size_t)at * c->v_stride * kvc__kv_size(l->type_v), v, m->head_dim_v, c->v_stride);
+        kvc__value_store(kernels, l->type_v, kvc__v_tile(c, layer, h, page, at), at % 16, v,
+            m->head_dim_v, c->v_stride);
     }
 }
 
@@ -7067,20 +7227,56 @@ static void kvc__pipe_pass(kvc__pipe *p, void *data, size_t size)
     else kvc__pipe_put(p, data, size);
 }
 
-/* The key of one position: cells that lie 16 apart, for all lanes of a tile, pass through row. */
-static void kvc__key_pass(kvc__pipe *p, kvc_kv_type type, unsigned char *lane, uint32_t head_dim)
+/* A block of one position. */
+static void kvc__block_pass(kvc__pipe *p, kvc_kv_type type, const kvc__kv_place *at)
 {
-    unsigned char row[512];
+    unsigned char block[34];
+    if (p->read == NULL) kvc__place_get(at, block);
+    kvc__pipe_pass(p, block, 2 + kvc__kv_codes(type));
+    if (p->read != NULL) kvc__place_put(at, block);
+}
+
+/* The key of one position. Of floats cells that lie 16 apart, for all lanes of a tile, pass through
+   row. */
+static void kvc__key_pass(kvc__pipe *p, kvc_kv_type type, unsigned char *tile, uint32_t lane,
+    uint32_t head_dim)
+{
+    unsigned char row[512], *cells;
     const size_t size = kvc__kv_size(type), most = sizeof row / size;
     size_t i, j, n;
+    if (kvc__kv_coded(type)) {
+        for (i = 0; i < head_dim; i += 32) {
+            kvc__kv_place at = kvc__key_place(type, tile, lane, (uint32_t)i / 32);
+            kvc__block_pass(p, type, &at);
+        }
+        return;
+    }
+    cells = tile + lane * size;
     for (i = 0; i < head_dim; i += n) {
         n = head_dim - i < most ? head_dim - i : most;
         for (j = 0; p->read == NULL && j < n; j++)
-            memcpy(row + j * size, lane + 16 * size * (i + j), size);
+            memcpy(row + j * size, cells + 16 * size * (i + j), size);
         kvc__pipe_pass(p, row, n * size);
         for (j = 0; p->read != NULL && j < n; j++)
-            memcpy(lane + 16 * size * (i + j), row + j * size, size);
+            memcpy(cells + 16 * size * (i + j), row + j * size, size);
     }
+}
+
+static void kvc__value_pass(kvc__pipe *p, kvc_kv_type type, unsigned char *tile, uint32_t lane,
+    uint32_t head_dim_v, uint32_t v_stride)
+{
+    const size_t size = kvc__kv_size(type);
+    unsigned char *row = tile + lane * v_stride * size;
+    uint32_t i, n_blocks = kvc__div_up(head_dim_v, 32);
+    if (kvc__kv_coded(type)) {
+        for (i = 0; i < n_blocks; i++) {
+            kvc__kv_place at = kvc__value_place(type, tile, lane, i, n_blocks);
+            kvc__block_pass(p, type, &at);
+        }
+        return;
+    }
+    kvc__pipe_pass(p, row, head_dim_v * size);
+    if (p->read != NULL) memset(row + head_dim_v * size, 0, (v_stride - head_dim_v) * size);
 }
 
 /* One position of a layer's head. */
@@ -7089,19 +7285,13 @@ static void kvc__position_pass(kvc__pipe *p, const kvc_cache *c, uint32_t layer,
 {
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
-    unsigned char *k = kvc__k_piece(c, layer, head, page);
-    unsigned char *v = kvc__v_piece(c, layer, head, page);
-    const size_t v_size = kvc__kv_size(l->type_v);
     if (p->read == NULL && p->write == NULL) {
-        p->n_bytes += m->head_dim * kvc__kv_size(l->type_k) + m->head_dim_v * v_size;
+        p->n_bytes += kvc__kv_row(l->type_k, m->head_dim) + kvc__kv_row(l->type_v, m->head_dim_v);
         return;
     }
-    k += ((size_t)(at / 16) * 16 * m->head_dim + at % 16) * kvc__kv_size(l->type_k);
-    v += (size_t)at * c->v_stride * v_size;
-    kvc__key_pass(p, l->type_k, k, m->head_dim);
-    kvc__pipe_pass(p, v, m->head_dim_v * v_size);
-    if (p->read != NULL)
-        memset(v + m->head_dim_v * v_size, 0, (c->v_stride - m->head_dim_v) * v_size);
+    kvc__key_pass(p, l->type_k, kvc__k_tile(c, layer, head, page, at), at % 16, m->head_dim);
+    kvc__value_pass(p, l->type_v, kvc__v_tile(c, layer, head, page, at), at % 16, m->head_dim_v,
+        c->v_stride);
 }
 
 /* All positions of a reach that lie in pages from ring->first on. */
@@ -7291,8 +7481,8 @@ static uint64_t kvc__rows_size(const kvc_seq *s, const uint32_t *first)
     uint64_t sum = 0, row;
     uint32_t i;
     for (i = 0; i < m->n_layers; i++) {
-        row = m->head_dim * kvc__kv_size(c->layers[i].type_k) +
-            m->head_dim_v * kvc__kv_size(c->layers[i].type_v);
+        row = kvc__kv_row(c->layers[i].type_k, m->head_dim) +
+            kvc__kv_row(c->layers[i].type_v, m->head_dim_v);
         sum += row * m->n_kv_heads * (s->n_pos - kvc__pos_of_page(s, first[m->layers[i].reach]));
     }
     return sum;
@@ -9637,6 +9827,23 @@ KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
     r.v = _mm512_castsi512_ps(_mm512_slli_epi32(t, 16));
     return r;
 }
+/* 16 signed bytes */
+KVC__FORCE KVC__(vec) KVC__(load_i8)(const unsigned char *p)
+{
+    KVC__(vec) r;
+    __m128i t = _mm_loadu_si128((const __m128i *)(const void *)p);
+    r.v = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(t));
+    return r;
+}
+/* The low or high halves of 16 bytes, less 8: a look-up, which reads 4 bits of each index. */
+KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
+{
+    const __m512 value = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
+    KVC__(vec) r;
+    __m512i t = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p));
+    r.v = _mm512_permutexvar_ps(high ? _mm512_srli_epi32(t, 4) : t, value);
+    return r;
+}
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { _mm512_storeu_ps(p, a.v); }
 KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) a)
 {
@@ -9717,6 +9924,23 @@ KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
     r.a = _mm256_castsi256_ps(_mm256_slli_epi32(a, 16));
     r.b = _mm256_castsi256_ps(_mm256_slli_epi32(b, 16));
     return r;
+}
+KVC__FORCE KVC__(vec) KVC__(from_i8)(__m128i t)
+{
+    KVC__(vec) r;
+    r.a = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(t));
+    r.b = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(t, 8)));
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_i8)(const unsigned char *p)
+{
+    return KVC__(from_i8)(_mm_loadu_si128((const __m128i *)(const void *)p));
+}
+KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
+{
+    __m128i t = _mm_loadu_si128((const __m128i *)(const void *)p);
+    if (high) t = _mm_srli_epi16(t, 4);
+    return KVC__(from_i8)(_mm_sub_epi8(_mm_and_si128(t, _mm_set1_epi8(15)), _mm_set1_epi8(8)));
 }
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
 {
@@ -9823,6 +10047,26 @@ KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
     r.d = vreinterpretq_f32_u32(vshll_n_u16(vget_high_u16(y), 16));
     return r;
 }
+KVC__FORCE KVC__(vec) KVC__(from_i8)(int8x16_t t)
+{
+    KVC__(vec) r;
+    int16x8_t lo = vmovl_s8(vget_low_s8(t)), hi = vmovl_s8(vget_high_s8(t));
+    r.a = vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo)));
+    r.b = vcvtq_f32_s32(vmovl_s16(vget_high_s16(lo)));
+    r.c = vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi)));
+    r.d = vcvtq_f32_s32(vmovl_s16(vget_high_s16(hi)));
+    return r;
+}
+KVC__FORCE KVC__(vec) KVC__(load_i8)(const unsigned char *p)
+{
+    return KVC__(from_i8)(vreinterpretq_s8_u8(vld1q_u8(p)));
+}
+KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
+{
+    uint8x16_t t = vld1q_u8(p);
+    t = high ? vshrq_n_u8(t, 4) : vandq_u8(t, vdupq_n_u8(15));
+    return KVC__(from_i8)(vsubq_s8(vreinterpretq_s8_u8(t), vdupq_n_s8(8)));
+}
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
 {
     vst1q_f32(p, x.a);
@@ -9920,6 +10164,9 @@ KVC__FORCE KVC__(vec) KVC__(load_f16)(const void *p)
     KVC__EACH(kvc__f16_to_f32(kvc__rd16((const unsigned char *)p + 2 * i)))
 KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
     KVC__EACH(kvc__bf16_to_f32(kvc__rd16((const unsigned char *)p + 2 * i)))
+KVC__FORCE KVC__(vec) KVC__(load_i8)(const unsigned char *p) KVC__EACH((float)(int8_t)p[i])
+KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
+    KVC__EACH((float)((int)(high ? p[i] >> 4 : p[i] & 15) - 8))
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { memcpy(p, a.v, sizeof a.v); }
 KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) a)
 {
@@ -9955,6 +10202,15 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 #define KVC__WIDE(n_q) ((n_q) <= 2 ? 2u : 1u)
 #else
 #define KVC__WIDE(n_q) 1u
+#endif
+
+/* The same for keys in codes, in pieces of positions. */
+#if KVC__PASS == 3
+#define KVC__KEY_PIECES(n_q) ((n_q) <= 4 ? 2u : 1u)
+#elif KVC__PASS >= 2
+#define KVC__KEY_PIECES(n_q) 4u
+#else
+#define KVC__KEY_PIECES(n_q) 1u
 #endif
 
 /* The tree: lane i with i + 8, then i + 4, i + 2, i + 1. */
@@ -10821,6 +11077,58 @@ static void KVC__(quantize)(const float *x, uint32_t n, unsigned char *q8, uint3
     }
 }
 
+/* A block of n <= 32 elements, filled up with zeros, to Q8_0 or Q4_0: d = largest magnitude / 127,
+   or the element of largest magnitude / -8, in half precision; a code is nearest(x * (1 / d)), with
+   ties to even, within -127 to 127 or -8 to 7. Where d becomes zero, so do all. A block with
+   infinity or NaN gets the scale NaN; one that is too large for d gets infinity, which makes NaN of
+   its zeros. Returns the codes as floats. */
+KVC__FORCE void KVC__(to_codes)(unsigned char *block, const float *x, uint32_t n, float codes[32],
+    const float most_code, const int signed_scale)
+{
+    float padded[32], amax, top, d;
+    KVC__(vec) by, lo, hi;
+    const KVC__(vec) least = KVC__(set1)(signed_scale ? -8.0f : -most_code);
+    const KVC__(vec) most = KVC__(set1)(most_code);
+    uint32_t bits;
+    uint16_t half;
+    memset(padded, 0, sizeof padded);
+    memcpy(padded, x, n * sizeof *x);
+    memset(codes, 0, sizeof padded);
+    lo = KVC__(load)(padded);
+    hi = KVC__(load)(padded + 16);
+    bits = KVC__(magnitude32)(padded);
+    amax = kvc__bits_f32(bits);
+    top = KVC__(max_lane)(KVC__(max)(lo, hi));
+    d = signed_scale ? (top >= amax ? -amax : amax) / 8.0f : amax / most_code;
+    half = bits < 0x7f800000u ? kvc__f32_to_f16(d) : 0x7e00u;
+    memcpy(block, &half, 2);
+    if (bits >= 0x7f800000u || (half & 0x7fffu) == 0) return;
+    by = KVC__(set1)(1.0f / kvc__f16_to_f32(half));
+    lo = KVC__(max)(KVC__(nearest)(KVC__(mul)(lo, by)), least);
+    hi = KVC__(max)(KVC__(nearest)(KVC__(mul)(hi, by)), least);
+    KVC__(store)(codes, KVC__(if_less)(lo, most, lo, most));
+    KVC__(store)(codes + 16, KVC__(if_less)(hi, most, hi, most));
+}
+
+static void KVC__(to_q8_0)(unsigned char *block, const float *x, uint32_t n)
+{
+    float codes[32];
+    KVC__(to_codes)(block, x, n, codes, 127.0f, 0);
+    KVC__(store_i8)((int8_t *)block + 2, KVC__(load)(codes));
+    KVC__(store_i8)((int8_t *)block + 18, KVC__(load)(codes + 16));
+}
+
+static void KVC__(to_q4_0)(unsigned char *block, const float *x, uint32_t n)
+{
+    float codes[32];
+    int8_t low[16], high[16];
+    uint32_t i;
+    KVC__(to_codes)(block, x, n, codes, 7.0f, 1);
+    KVC__(store_i8)(low, KVC__(load)(codes));
+    KVC__(store_i8)(high, KVC__(load)(codes + 16));
+    for (i = 0; i < 16; i++) block[2 + i] = (unsigned char)((low[i] + 8) | (high[i] + 8) << 4);
+}
+
 /* A single row of x reads weights four outputs at a time, a quarter of the block apart: four
    streams, each of them in order, are what memory delivers fastest. Outputs past the last one are
    the last again. */
@@ -11242,6 +11550,10 @@ static void KVC__(mm_q4_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q
    positions] by [head_dim]: lane i of a vector is position 16 t + i, and a score is a sum over
    head_dim by fused multiply-add in that lane. Values lie in rows of v_stride elements: lane i is
    dimension i, and a sum over positions runs upwards in that lane.
+   Keys in codes: a query is rounded to 8 bits as `quantize` does, after it was turned back and, for
+   4 bits, rotated; a score adds, block of 32 by block, (float)(exact integer dot) times the product
+   of the two scales, by fused multiply-add. Values in codes: a weight times the scale of the
+   position's block is rounded to a float, which multiplies (float)code as a weight would a value.
    Positions are taken in spans of KVC__SPAN, cut at its multiples. A span gives its largest score
    m, the sum l of exp(score - m) (16 lanes, then the tree) and the weighted sum o of the values;
    spans are merged upwards with the rescaling of the online softmax (Milakov and Gimelshein 2018;
@@ -11256,7 +11568,8 @@ static uint32_t KVC__(tile_queries)(uint32_t n)
     return n >= 6 ? 6 : n >= 4 ? 4 : n >= 2 ? 2 : 1;
 }
 
-/* Calls the copy of f for n_q queries and a type of the cache, which are its last parameters. */
+/* Calls the copy of f, or f_codes for quantized types, for n_q queries and a type of the cache,
+   which are its last parameters. */
 #define KVC__CASES(f, type, ...) \
     case 8 * type + 1: KVC__(f)(__VA_ARGS__, type, 1); break; \
     case 8 * type + 2: KVC__(f)(__VA_ARGS__, type, 2); break; \
@@ -11266,6 +11579,8 @@ static uint32_t KVC__(tile_queries)(uint32_t n)
     switch (8 * (uint32_t)(type) + (n_q)) { \
     KVC__CASES(f, KVC_KV_F32, __VA_ARGS__) \
     KVC__CASES(f, KVC_KV_F16, __VA_ARGS__) \
+    KVC__CASES(f##_codes, KVC_KV_Q8, __VA_ARGS__) \
+    KVC__CASES(f##_codes, KVC_KV_Q4, __VA_ARGS__) \
     default: break; \
     }
 
@@ -11276,24 +11591,35 @@ KVC__FORCE KVC__(vec) KVC__(load_kv)(const unsigned char *p, const kvc_kv_type t
     return KVC__(load)((const float *)(const void *)p);
 }
 
-/* Copies the queries for the tiles: [tile, head_dim, queries of the tile]; turned back by the gap
-   of the extent, if it is not the last. */
+/* Floats that a query takes in the copy that the tiles read. */
+KVC__FORCE size_t KVC__(query_floats)(const kvc__attn *a)
+{
+    if (!kvc__kv_coded(a->type_k)) return a->head_dim;
+    return (size_t)kvc__div_up(a->head_dim, 32) * (KVC__Q8_BYTES / 4);
+}
+
+/* Copies the queries for the tiles: [tile, head_dim, queries of the tile], or in 8 bits, a group as
+   high as the tile; turned back by the gap of the extent, if it is not the last. */
 static void KVC__(pack_queries)(const kvc__attn *a, uint32_t extent, float *q)
 {
     const float *turn = a->turns + (size_t)extent * 2 * a->rope_dim;
-    float *turned = q + (size_t)a->n_rows * a->n_q * a->head_dim;
-    uint32_t n = a->n_rows * a->n_q, i, j, d, n_q;
-    for (i = 0; i < n; i += n_q, q += n_q * a->head_dim) {
+    const uint32_t n = a->n_rows * a->n_q, whole = kvc__div_up(a->head_dim, 32) * 32;
+    const size_t size = KVC__(query_floats)(a);
+    float *turned = q + (size_t)n * whole;
+    uint32_t i, j, d, n_q;
+    memset(turned, 0, whole * sizeof *turned);
+    for (i = 0; i < n; i += n_q, q += n_q * size) {
         n_q = KVC__(tile_queries)(n - i);
         for (j = 0; j < n_q; j++) {
-            const float *from = a->q + (i + j) / a->n_q * a->q_stride +
-                (i + j) % a->n_q * a->head_dim;
-            if (extent + 1 < a->n_extents) {
-                memcpy(turned, from, a->head_dim * sizeof *turned);
+            memcpy(turned, a->q + (i + j) / a->n_q * a->q_stride + (i + j) % a->n_q * a->head_dim,
+                a->head_dim * sizeof *turned);
+            if (extent + 1 < a->n_extents)
                 KVC__(rope)(turned, 1, a->head_dim, a->rope_dim, a->apart, turn, 1.0f);
-                from = turned;
-            }
-            for (d = 0; d < a->head_dim; d++) q[d * n_q + j] = from[d];
+            if (a->type_k == KVC_KV_Q4) kvc__key_rotate(turned, a->head_dim);
+            if (kvc__kv_coded(a->type_k))
+                KVC__(quantize)(turned, whole, (unsigned char *)(void *)q, j, n_q);
+            else
+                for (d = 0; d < a->head_dim; d++) q[d * n_q + j] = turned[d];
         }
     }
 }
@@ -11335,6 +11661,67 @@ KVC__FORCE void KVC__(scores_n)(const float *q, uint32_t head_dim, const unsigne
     }
 }
 
+/* The same with keys in codes, for which q is in 8 bits. The sums of a block are exact; score takes
+   them block by block. */
+KVC__FORCE void KVC__(scores_n_codes)(const float *q, uint32_t head_dim,
+    const unsigned char *const *k, const kvc__ahead *ahead, float *score, const kvc_kv_type type,
+    const uint32_t n_q)
+{
+    const uint32_t n_p = KVC__KEY_PIECES(n_q), n_blocks = kvc__div_up(head_dim, 32);
+    const int nibbles = type == KVC_KV_Q4, packed = nibbles ? KVC__Q4_0 : KVC__Q8_0;
+    const uint32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
+    const size_t block = 16 * (2 + (size_t)kvc__kv_codes(type)), skip = block * n_blocks / ahead->n;
+    uint32_t first, b, j, h, p;
+    for (first = 0; first < 64; first += n_p * KVC__NATIVE) {
+        const unsigned char *x = (const unsigned char *)q;
+        for (b = 0; b < n_blocks; b++, x += n_q * KVC__Q8_BYTES) {
+            const unsigned char *d = x + 32 * n_q, *w[KVC__MOST_PIECES];
+            KVC__(dots) s[6][KVC__MOST_PIECES];
+            size_t next = skip * ahead->i + b * block / ahead->n;
+            KVC__FLAT
+            for (p = 0; p < n_p; p++) w[p] = k[(first + p * KVC__NATIVE) / 16] + b * block;
+            KVC__FLAT
+            for (h = 0; h < n_q; h++) {
+                int32_t start = KVC__(less_zero)(kvc__rd32(d + 4 * (n_q + h)), zero);
+                KVC__FLAT
+                for (p = 0; p < n_p; p++) s[h][p] = KVC__(dots_init)(start, nibbles);
+            }
+            KVC__FLAT
+            for (j = 0; j < 8; j++) {
+                KVC__(codes) c[KVC__MOST_PIECES];
+                KVC__FLAT
+                for (p = 0; p < n_p; p++) {
+                    const uint32_t lane = first + p * KVC__NATIVE;
+                    c[p] = KVC__(codes_at)(w[p] + 32 + 4 * (lane % 16), j, packed);
+                    if (4 * j < kvc__kv_codes(type))
+                        kvc__ask_ahead(ahead, lane / 16, next + 64 * j / ahead->n);
+                }
+                KVC__FLAT
+                for (h = 0; h < n_q; h++) {
+                    KVC__(x4) xv = KVC__(x4_load)(x + 32 * h + 4 * j);
+                    KVC__FLAT
+                    for (p = 0; p < n_p; p++) s[h][p] = KVC__(dots_add)(s[h][p], c[p], xv, nibbles);
+                }
+            }
+            KVC__FLAT
+            for (h = 0; h < n_q; h++) {
+                int32_t start = KVC__(less_zero)(kvc__rd32(d + 4 * (n_q + h)), zero);
+                KVC__(native) xd = KVC__(native_set1)(kvc__rdf32(d + 4 * h));
+                KVC__FLAT
+                for (p = 0; p < n_p; p++) {
+                    const uint32_t lane = first + p * KVC__NATIVE;
+                    float *sum = score + h * KVC__WEIGHT_STRIDE + lane;
+                    KVC__(native) wd = KVC__(native_scales)(w[p] + 2 * (lane % 16));
+                    if (h == 0) kvc__ask_ahead(ahead, lane / 16, next + (block - 32) / ahead->n);
+                    KVC__(native) was = b == 0 ? KVC__(native_set1)(0.0f) : KVC__(native_load)(sum);
+                    KVC__(native_store)(sum, KVC__(native_fma)(
+                        KVC__(dots_end)(s[h][p], start, nibbles), KVC__(native_mul)(wd, xd), was));
+                }
+            }
+        }
+    }
+}
+
 static void KVC__(scores_tile)(const float *q, uint32_t head_dim, const unsigned char *const *k,
     const kvc__ahead *ahead, float *score, kvc_kv_type type, uint32_t n_q)
 {
@@ -11347,13 +11734,14 @@ static void KVC__(scores)(const kvc__attn *a, const kvc__span *s, const float *q
     uint32_t tile, i, n_q;
     kvc__ahead ahead;
     for (tile = s->first & ~3u; tile < s->last; tile += 4) {
-        ahead.at = tile + 4 < s->last ? s->k + tile + 4 : s->v + (s->first & ~7u);
+        ahead.at = tile + 8 < s->last ? s->k + tile + 8
+            : s->v + (s->first & ~7u) + (tile + 4 < s->last ? 0 : 4);
         kvc__ask_begin(ahead.at, 4);
         ahead.n = (s->n_queries + 5) / 6;
         ahead.i = 0;
         for (i = 0; i < s->n_queries; i += n_q) {
             n_q = KVC__(tile_queries)(s->n_queries - i);
-            KVC__(scores_tile)(q + (size_t)i * a->head_dim, a->head_dim, s->k + tile, &ahead,
+            KVC__(scores_tile)(q + i * KVC__(query_floats)(a), a->head_dim, s->k + tile, &ahead,
                 score + i * KVC__WEIGHT_STRIDE + 16 * tile, a->type_k, n_q);
             ahead.i++;
         }
@@ -11457,6 +11845,82 @@ KVC__FORCE void KVC__(values_n)(const kvc__span *s, uint32_t lo, uint32_t hi,
         KVC__(values_wide)(s, lo, hi, ahead, weight, o, v_stride, d, type, n_q, wide);
     for (; d < v_stride; d += 16)
         KVC__(values_wide)(s, lo, hi, ahead, weight, o, v_stride, d, type, n_q, 1);
+}
+
+/* 16 elements of a row of codes, the t-th from where a block begins. */
+KVC__FORCE KVC__(vec) KVC__(load_code)(const unsigned char *p, const uint32_t t,
+    const kvc_kv_type type)
+{
+    if (type == KVC_KV_Q8) return KVC__(load_i8)(p + 16 * t);
+    return KVC__(load_i4)(p + t / 2 * 16, (int)(t % 2));
+}
+
+/* As values_wide; the sums begin with the vector `half` (0, or 1 if they are one vector wide) of a
+   block. */
+KVC__FORCE void KVC__(values_wide_codes)(const kvc__span *s, uint32_t lo, uint32_t hi,
+    const kvc__ahead *ahead, const float *weight, float *o, uint32_t v_stride, uint32_t d,
+    const kvc_kv_type type, const uint32_t n_q, const uint32_t wide, const uint32_t half)
+{
+    const uint32_t n_blocks = kvc__div_up(v_stride, 32);
+    const size_t o_stride = kvc__part_floats(v_stride);
+    const size_t row = (size_t)n_blocks * kvc__kv_codes(type);
+    const size_t from = 32 * n_blocks + d / 32 * kvc__kv_codes(type);
+    const size_t skip = from + 16 * row / ahead->n * ahead->i, slow = row / ahead->n;
+    KVC__(vec) acc[6][4], v[4];
+    float scaled[6][2][16];
+    uint32_t h, t, p, stop;
+    KVC__FLAT
+    for (h = 0; h < n_q; h++) {
+        KVC__FLAT
+        for (t = 0; t < wide; t++) acc[h][t] = KVC__(load)(o + h * o_stride + d + 16 * t);
+    }
+    for (p = lo; p < hi;) {
+        const unsigned char *scales = s->v[p / 16] + d / 32 * 32;
+        const unsigned char *at = s->v[p / 16] + from + p % 16 * row;
+        const uint32_t tile = p / 16 % 8;
+        size_t next = skip + p % 16 * slow;
+        KVC__FLAT
+        for (t = 0; t < wide; t += 2) {
+            KVC__(vec) scale = KVC__(load_f16)(scales + 16 * t);
+            KVC__FLAT
+            for (h = 0; h < n_q; h++)
+                KVC__(store)(scaled[h][t / 2], KVC__(mul)(scale,
+                    KVC__(load)(weight + h * KVC__WEIGHT_STRIDE + p / 16 * 16)));
+        }
+        stop = (p | 15u) + 1u < hi ? (p | 15u) + 1u : hi;
+        for (; p < stop; p++, at += row, next += slow) {
+            KVC__FLAT
+            for (t = 0; t < wide; t++) v[t] = KVC__(load_code)(at, half + t, type);
+            kvc__ask_ahead(ahead, tile, next);
+            KVC__FLAT
+            for (h = 0; h < n_q; h++) {
+                KVC__FLAT
+                for (t = 0; t < wide; t++)
+                    acc[h][t] = KVC__(fma)(KVC__(set1)(scaled[h][t / 2][p % 16]), v[t], acc[h][t]);
+            }
+        }
+    }
+    KVC__FLAT
+    for (h = 0; h < n_q; h++) {
+        KVC__FLAT
+        for (t = 0; t < wide; t++) KVC__(store)(o + h * o_stride + d + 16 * t, acc[h][t]);
+    }
+}
+
+KVC__FORCE void KVC__(values_n_codes)(const kvc__span *s, uint32_t lo, uint32_t hi,
+    const kvc__ahead *ahead, const float *weight, float *o, uint32_t v_stride,
+    const kvc_kv_type type, const uint32_t n_q)
+{
+    const uint32_t wide = KVC__WIDE(n_q);
+    uint32_t d = 0;
+    for (; wide > 1 && d + 16 * wide <= v_stride; d += 16 * wide)
+        KVC__(values_wide_codes)(s, lo, hi, ahead, weight, o, v_stride, d, type, n_q, wide, 0);
+    for (; d < v_stride; d += 32) {
+        KVC__(values_wide_codes)(s, lo, hi, ahead, weight, o, v_stride, d, type, n_q, 1, 0);
+        if (d + 16 < v_stride)
+            KVC__(values_wide_codes)(s, lo, hi, ahead, weight, o, v_stride, d + 16, type, n_q, 1,
+                1);
+    }
 }
 
 static void KVC__(values_range)(const kvc__attn *a, const kvc__span *s, uint32_t lo, uint32_t hi,
@@ -11596,6 +12060,7 @@ static const kvc__kernels KVC__(table) = {
 #undef KVC__ENTRY
 #undef KVC__ROW_TILE
 #undef KVC__WIDE
+#undef KVC__KEY_PIECES
 #undef KVC__BLOCK_ROW_TILE
 #undef KVC__OUT_PIECES
 #undef KVC__MOST_PIECES

@@ -22,6 +22,9 @@
 
 /* ---- models ---- */
 
+/* From KVC_KV_F32 on. */
+static const char *const kv_names[] = {"f32", "f16", "q8", "q4"};
+
 /* The last part of a path without its ending. */
 static void set_name_of(subject *s, const char *path)
 {
@@ -33,7 +36,7 @@ static void set_name_of(subject *s, const char *path)
 /* Opens the model once for each turn and measures with the last. */
 static void bench_model(const options *o, const machine *m, kvc_model_desc *desc, const char *name)
 {
-    subject s = {.kv = o->kv == KVC_KV_F16 ? "f16" : "f32",
+    subject s = {.kv = kv_names[o->kv - KVC_KV_F32],
         .weights = o->weights == KVC_WEIGHTS_IN_PLACE ? "in-place" : "packed"};
     kvc_model *model = NULL;
     kvc_error err;
@@ -90,7 +93,7 @@ static void print_help(void)
         "  --prefill LIST     tokens, 128,512,2048; none\n"
         "  --decode LIST      positions held before, 0,2048,8192; none\n"
         "  --tokens N         decodes timed in a turn, 8\n"
-        "  --kv TYPE          f32 or f16: how K and V are stored\n"
+        "  --kv TYPE          f32, f16, q8 or q4: how K and V are stored\n"
         "  --weights HOW      packed or in-place: see kvc_weights\n"
         "  --batch N          n_batch of the contexts; default: the library's\n"
         "  --turns N          1 to %d, 5\n"
@@ -135,6 +138,14 @@ static int to_choice(const char *name, const char *text, const char *zero, const
     exit(2);
 }
 
+static kvc_kv_type to_kv(const char *name, const char *text)
+{
+    for (int i = 0; text && i < 4; i++)
+        if (!strcmp(text, kv_names[i])) return (kvc_kv_type)(KVC_KV_F32 + i);
+    fprintf(stderr, "bench: %s: none of f32, f16, q8, q4\n", name);
+    exit(2);
+}
+
 static FILE *to_file(const char *name, const char *path)
 {
     FILE *f = path ? fopen(path, "a") : NULL;
@@ -174,8 +185,7 @@ static int set_option(options *o, const char *name, const char *text)
     else if (!strcmp(name, "--threads")) to_numbers(&o->threads, name, text, 1, MACHINE_THREADS);
     else if (!strcmp(name, "--prefill")) to_numbers(&o->prefill, name, text, 1, 1 << 20);
     else if (!strcmp(name, "--decode")) to_numbers(&o->decode, name, text, 0, 1 << 20);
-    else if (!strcmp(name, "--kv"))
-        o->kv = to_choice(name, text, "f32", "f16") ? KVC_KV_F16 : KVC_KV_F32;
+    else if (!strcmp(name, "--kv")) o->kv = to_kv(name, text);
     else if (!strcmp(name, "--weights"))
         o->weights = to_choice(name, text, "packed", "in-place") ? KVC_WEIGHTS_IN_PLACE
             : KVC_WEIGHTS_PACKED;
@@ -213,7 +223,7 @@ int main(int argc, char **argv)
 {
     options o = {.threads = {2, {1, 2}}, .prefill = {3, {128, 512, 2048}},
         .decode = {3, {0, 2048, 8192}}, .tokens = 8, .turns = 5, .patience = 30.0,
-        .buffer = (size_t)1 << 30, .growth_step = 256,
+        .buffer = (size_t)1 << 30, .growth_step = 256, .kv = KVC_KV_F32,
         .shape = {.n_layers = 4, .n_embd = 512, .n_heads = 8, .n_kv_heads = 4, .n_ff = 1536,
             .n_vocab = 4096, .seed = 1}};
     machine m;

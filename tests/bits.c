@@ -26,6 +26,14 @@ static const struct {
     {"Q4_0", {SIZES, .n_ff = 96, .type = GGUF_Q4_0, .tied = 1}}
 };
 
+/* Lines of new types come after all others. */
+static const struct {
+    const char *name;
+    kvc_kv_type type;
+} kvs[] = {
+    {"f32", KVC_KV_F32}, {"f16", KVC_KV_F16}, {"q8", KVC_KV_Q8}, {"q4", KVC_KV_Q4}
+};
+
 /* A prefill that asks for some rows, then decoded tokens. */
 static uint64_t fingerprint(const rig *r, kvc_kv_type kv, kvc_isa isa) {
     kvc_cache *cache = new_cache(r, N, 1, 0, kv);
@@ -67,22 +75,23 @@ static int check_isas(const rig *r, kvc_kv_type kv, uint64_t want) {
 }
 
 int main(int argc, char **argv) {
-    int all = argc == 2 && !strcmp(argv[1], "--all-isa"), bad = 0, kv;
-    size_t i;
+    int all = argc == 2 && !strcmp(argv[1], "--all-isa"), bad = 0;
+    size_t i, kv, round;
     if (argc > 1 && !all) {
         fprintf(stderr, "usage: bits [--all-isa]\n");
         return 2;
     }
-    for (i = 0; i < COUNT(models); i++) {
-        rig r;
-        rig_open(&r, &models[i].shape);
-        for (kv = KVC_KV_F32; kv <= KVC_KV_F16; kv++) {
-            uint64_t hash = fingerprint(&r, (kvc_kv_type)kv, KVC_ISA_BEST);
-            printf("%s %s %08lx%08lx\n", models[i].name, kv == KVC_KV_F32 ? "f32" : "f16",
-                (unsigned long)(hash >> 32), (unsigned long)(hash & 0xffffffffu));
-            if (all) bad += check_isas(&r, (kvc_kv_type)kv, hash);
+    for (round = 0; round < 2; round++)         /* floats, then quantized types */
+        for (i = 0; i < COUNT(models); i++) {
+            rig r;
+            rig_open(&r, &models[i].shape);
+            for (kv = 2 * round; kv < 2 * round + 2; kv++) {
+                uint64_t hash = fingerprint(&r, kvs[kv].type, KVC_ISA_BEST);
+                printf("%s %s %08lx%08lx\n", models[i].name, kvs[kv].name,
+                    (unsigned long)(hash >> 32), (unsigned long)(hash & 0xffffffffu));
+                if (all) bad += check_isas(&r, kvs[kv].type, hash);
+            }
+            rig_close(&r);
         }
-        rig_close(&r);
-    }
     return bad != 0;
 }

@@ -189,7 +189,9 @@ typedef struct naive_model {
     double epsilon;
     int round_q8;               /* set by a test: activations that meet a quantized matrix are
                                    rounded to 8 bits, as kvc.h does */
-    int round_kv;               /* set by a test: K and V are rounded to half precision */
+    int round_kv;               /* set by a test: K and V are rounded to half precision; or in
+                                   blocks of 32 to this many bits, 8 or 4 (then the keys after a
+                                   rotation that the queries share), and the queries to 8 */
 } naive_model;
 
 static inline size_t naive_size(const unsigned char *image, const char *key, size_t otherwise) {
@@ -331,6 +333,70 @@ static inline void naive_rope(const naive_model *m, double *x, size_t first, siz
     free(angle);
 }
 
+/* Rounds each head of x [n, width] in blocks of 32 numbers, the last shorter: to multiples of a
+   scale in half precision, (largest magnitude) / 127 for 8 bits; for 4 bits the number of largest
+   magnitude is -8 of them, and 7 is the most. */
+static inline void naive_round_heads(double *x, size_t n, size_t width, int bits) {
+    size_t t, i, j;
+    for (t = 0; t < n; t++) {
+        for (i = 0; i < width; i += 32) {
+            double *b = x + t * width + i, peak = 0, scale;
+            size_t size = width - i < 32 ? width - i : 32;
+            for (j = 0; j < size; j++) if (fabs(b[j]) > fabs(peak)) peak = b[j];
+            scale = naive_round_f16(bits == 8 ? fabs(peak) / 127 : peak / -8);
+            for (j = 0; j < size; j++) {
+                double q = fabs(scale) > 0 ? nearbyint(b[j] / scale) : 0;
+                b[j] = (bits == 4 && q > 7 ? 7 : q) * scale;
+            }
+        }
+    }
+}
+
+/* The Walsh-Hadamard transform of each block of `size` numbers, the largest power of two that
+   divides the width: element i is the sum of all b[j], negative where i and j share an odd number
+   of bits, over the root of the size. */
+static inline void naive_rotate_heads(double *x, size_t n, size_t width) {
+    size_t size = 1, at, i, j, bits;
+    double *y;
+    while (width % (2 * size) == 0) size *= 2;
+    y = naive_new(1, size);
+    for (at = 0; at < n * width; at += size) {
+        for (i = 0; i < size; i++) {
+            y[i] = 0;
+            for (j = 0; j < size; j++) {
+                int odd = 0;
+                for (bits = i & j; bits; bits &= bits - 1) odd = !odd;
+                y[i] += odd ? -x[at + j] : x[at + j];
+            }
+        }
+        for (i = 0; i < size; i++) x[at + i] = y[i] / sqrt((double)size);
+    }
+    free(y);
+}
+
+/* Queries, keys and values as a K/V store of m->round_kv bits has them. Queries are rounded after
+   their scale, which makes no difference here, as steps go with the largest magnitude. */
+static inline void naive_round_qkv(const naive_model *m, double *q, size_t n, double *k, double *v,
+    size_t all) {
+    size_t d = m->head_dim, t, i, j;
+    if (m->round_kv == 4) {
+        naive_rotate_heads(q, n * m->n_heads, d);
+        naive_rotate_heads(k, all * m->n_kv_heads, d);
+    }
+    naive_round_heads(k, all * m->n_kv_heads, d, m->round_kv);
+    naive_round_heads(v, all * m->n_kv_heads, m->head_dim_v, m->round_kv);
+    for (t = 0; t < n * m->n_heads; t++) {
+        for (i = 0; i < d; i += 32) {
+            double largest = 0;
+            size_t end = i + 32 < d ? i + 32 : d;
+            for (j = i; j < end; j++)
+                if (fabs(q[t * d + j]) > largest) largest = fabs(q[t * d + j]);
+            for (j = i; largest > 0 && j < end; j++)
+                q[t * d + j] = nearbyint(q[t * d + j] / largest * 127) * largest / 127;
+        }
+    }
+}
+
 /* out [n, n_heads, head_dim_v]: row t of a head, at position past + t, looks back at the positions
    up to its own (the last `window` of them, if that is not 0), scores each by q.k / sqrt(head_dim),
    and takes the mean of their v weighted by the softmax of the scores. n_heads / n_kv_heads query
@@ -447,8 +513,9 @@ static inline double *naive_append(const naive_model *m, naive_past *past, const
         memcpy(v, past->v[il], all * v_size * sizeof *v);
         naive_rope(m, q, held, n, m->n_heads);
         naive_rope(m, k, 0, all, m->n_kv_heads);
-        for (i = 0; m->round_kv && i < all * k_size; i++) k[i] = naive_round_f16(k[i]);
-        for (i = 0; m->round_kv && i < all * v_size; i++) v[i] = naive_round_f16(v[i]);
+        for (i = 0; m->round_kv == 1 && i < all * k_size; i++) k[i] = naive_round_f16(k[i]);
+        for (i = 0; m->round_kv == 1 && i < all * v_size; i++) v[i] = naive_round_f16(v[i]);
+        if (m->round_kv > 1) naive_round_qkv(m, q, n, k, v, all);
         naive_attention(m, o, q, k, v, held, n,
             m->pattern && il % m->pattern == m->pattern - 1 ? 0 : m->window);
         naive_linear(m, y, o, n, W("attn_output"), B("attn_output"));

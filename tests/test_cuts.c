@@ -94,6 +94,8 @@ static const struct {
 } kinds[] = {
     {"plain", KVC_KV_F32, 1e-4, {TINY}},
     {"K and V in f16", KVC_KV_F16, 2e-2, {TINY}},
+    {"K and V in q8", KVC_KV_Q8, 0.6, {TINY}},
+    {"K and V in q4, heads of 40", KVC_KV_Q4, 4, {TINY, .n_layers = 1, .head_dim = 40}},
     {"heads of 20, rotated in part", KVC_KV_F32, 1e-4, {TINY, .head_dim = 20, .rope_dim = 10}},
     {"linear scaling", KVC_KV_F32, 1e-4, {TINY, .rope = MODEL_ROPE_LINEAR, .rope_factor = 2.5f}},
     {"YaRN", KVC_KV_F32, 1e-4, {TINY, .rope = MODEL_ROPE_YARN, .rope_orig_ctx = 64}},
@@ -226,6 +228,7 @@ static void test_thousand_shifts(void **state) {
     (void)state;
     slide(&shape, KVC_KV_F32, 4, 1000, 1e-4);
     slide(&shape, KVC_KV_F16, 4, 1000, 2e-2);
+    slide(&shape, KVC_KV_Q8, 4, 1000, 0.6);
 }
 
 /* What is removed, and when, is the sequence's own: not a matter of chunks, threads or sets. */
@@ -237,7 +240,10 @@ static void test_policy_bits(void **state) {
         {1, 1, 1, KVC_ISA_BEST}, {256, 1, 500, KVC_ISA_BEST}, {256, 2, 77, KVC_ISA_BEST},
         {7, 3, 31, KVC_ISA_BEST}, {64, 1, 100, KVC_ISA_BASE}
     };
-    static const model_shape shapes[] = {{TINY}, {TINY, .window = 30, .pattern = 2, .n_layers = 3}};
+    static const model_shape shapes[] = {
+        {TINY}, {TINY, .window = 30, .pattern = 2, .n_layers = 3}, {TINY, .head_dim = 40}, {TINY}
+    };
+    static const kvc_kv_type kvs[] = {KVC_KV_F16, KVC_KV_F16, KVC_KV_Q8, KVC_KV_Q4};
     enum { N = 500 };
     kvc_token text[N];
     size_t i, k;
@@ -248,7 +254,7 @@ static void test_policy_bits(void **state) {
         rig r;
         rig_open(&r, &shapes[k]);
         for (i = 0; i < COUNT(ways); i++) {
-            kvc_cache *cache = new_cache(&r, 80, 1, PAGE, KVC_KV_F16);
+            kvc_cache *cache = new_cache(&r, 80, 1, PAGE, kvs[k]);
             kvc_ctx *ctx = new_ctx(&r, ways[i].n_batch, ways[i].n_threads, ways[i].isa);
             kvc_seq *seq = new_seq(cache);
             float *got = (float *)gguf_must(malloc(N * N_VOCAB * sizeof *got));

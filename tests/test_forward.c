@@ -188,6 +188,36 @@ static void test_kv_f16(void **state) {
     }
 }
 
+/* ---- K and V in 8 and 4 bits ---- */
+
+/* Against an oracle that rounds alike little is left: where a number of a key lay between two
+   roundings, all rows after it differ a little. */
+static void test_kv_codes(void **state) {
+    static const model_shape shapes[] = {
+        {SIZES, .n_layers = 1}, {SIZES, .n_layers = 1, .head_dim = 80, .head_dim_v = 48},
+        {SIZES, .n_layers = 1, .head_dim = 20, .biases = 1}, {SIZES, .n_layers = 1, .window = 16}
+    };
+    static const struct {
+        kvc_kv_type kv;
+        int bits;
+        double bound;
+    } kinds[] = {{KVC_KV_Q8, 8, 0.2}, {KVC_KV_Q4, 4, 3}};
+    size_t i, j;
+    (void)state;
+    for (j = 0; j < COUNT(kinds); j++) {
+        for (i = 0; i < COUNT(shapes); i++) {
+            distance exact = measure(&shapes[i], kinds[j].kv, 0, 0);
+            distance alike = measure(&shapes[i], kinds[j].kv, 0, kinds[j].bits);
+            print_message("%d bits, exact: largest %.1e, rms %.1e   rounding alike: largest %.1e, "
+                "rms %.1e, %u of %u rows\n", kinds[j].bits, exact.largest, exact.rms,
+                alike.largest, alike.rms, (unsigned)alike.n_close, N);
+            assert_true(exact.largest < kinds[j].bound);
+            assert_true(exact.rms > kinds[j].bound / 1000);     /* or it was not rounded */
+            assert_true(alike.rms < exact.rms / 4);
+        }
+    }
+}
+
 /* ---- large numbers ---- */
 
 /* Biases on q and k that raise the scores to about 1e5: beyond half precision, beyond exp. */
@@ -288,6 +318,7 @@ int main(void) {
         cmocka_unit_test(test_variants),
         cmocka_unit_test(test_quantized),
         cmocka_unit_test(test_kv_f16),
+        cmocka_unit_test(test_kv_codes),
         cmocka_unit_test(test_large_scores),
         cmocka_unit_test(test_cblas)
     };

@@ -296,6 +296,70 @@ static void test_to_f16(void **state) {
     }
 }
 
+/* A block as a kernel of this type rounds it: nothing behind it may change. */
+static void to_block(const kvc__kernels *k, int nibbles, const float *x, uint32_t n,
+    unsigned char block[35]) {
+    memset(block, 0xa5, 35);
+    if (nibbles) k->to_q4_0(block, x, n);
+    else k->to_q8_0(block, x, n);
+    assert_int_equal(block[nibbles ? 18 : 34], 0xa5);
+}
+
+/* The rounding as the header lays it down. */
+static void plain_block(int nibbles, const float *x, uint32_t n, unsigned char *block) {
+    float least = nibbles ? -8.0f : -127.0f, most = nibbles ? 7.0f : 127.0f, peak = 0, d, by;
+    int odd = 0;
+    uint16_t half;
+    uint32_t i;
+    for (i = 0; i < n; i++) {
+        odd |= !(fabsf(x[i]) < INFINITY);
+        if (fabsf(x[i]) > fabsf(peak) || (x[i] > 0 && x[i] >= fabsf(peak))) peak = x[i];
+    }
+    d = nibbles ? -peak / 8.0f : fabsf(peak) / 127.0f;
+    half = odd ? 0x7e00 : kvc__f32_to_f16(d);
+    memcpy(block, &half, 2);
+    by = odd || !(half & 0x7fff) ? 0 : 1.0f / kvc__f16_to_f32(half);
+    memset(block + 2, nibbles ? 0x88 : 0, nibbles ? 16 : 32);
+    for (i = 0; i < n && !odd; i++) {
+        float q = x[i] * by;
+        q = nearbyintf(q);
+        q = q < least ? least : q > most ? most : q;
+        if (!nibbles) block[2 + i] = (unsigned char)(signed char)q;
+        else if (i < 16) block[2 + i] = (unsigned char)((block[2 + i] & 0xf0) | ((int)q + 8));
+        else block[i - 14] = (unsigned char)((block[i - 14] & 15) | ((int)q + 8) << 4);
+    }
+}
+
+/* Numbers of all sizes, ties, blocks that are cut short, and what is no finite number. */
+static void test_to_blocks(void **state) {
+    static const float odd[] = {INFINITY, -INFINITY, NAN, 1e30f, -1e30f, 3e-8f, -1e-6f, 1e-40f};
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), t;
+    uint64_t random = 6;
+    uint32_t round, i;
+    (void)state;
+    for (round = 0; round < 6000; round++) {
+        unsigned char want[35], got[35];
+        float x[32];
+        int nibbles = (int)(round & 1);
+        uint32_t n = round % 5 == 4 ? 1 + pick(32, &random) : 32;
+        fill(x, 32, ldexpf(1.0f, (int)(round % 60) - 36), &random);
+        if (round % 3 == 2)     /* halves of a scale that is a power of two */
+            for (i = 0; i < 32; i++)
+                x[i] = (float)pick(29, &random) * 0.5f - 7.0f;
+        if (round % 3 == 2) x[pick(n, &random)] = nibbles ? -8.0f : 127.0f;
+        if (round % 7 == 6) x[pick(n, &random)] = odd[pick(COUNT(odd), &random)];
+        if (round % 11 == 10) memset(x, 0, sizeof x);
+        memset(want, 0xa5, sizeof want);
+        plain_block(nibbles, x, n, want);
+        for (t = 0; t < n_tables; t++) {
+            to_block(k[t], nibbles, x, n, got);
+            if (memcmp(got, want, sizeof got)) print_error("%s, round %u\n", k[t]->name, round);
+            assert_memory_equal(got, want, sizeof got);
+        }
+    }
+}
+
 /* Both ways of pairing, whole and broken vectors, dimensions that are not turned. */
 static void test_rope(void **state) {
     static const uint32_t dims[] = {2, 6, 16, 20, 32, 40, 64, 80, 128};
@@ -370,42 +434,90 @@ static unsigned char *scene_piece(const scene *s, uint32_t pos, int of_v) {
         slab->planes->k + piece * s->attn.k_piece;
 }
 
-static unsigned char *scene_k(const scene *s, uint32_t pos, uint32_t dim) {
+static int is_coded(kvc_kv_type type) {
+    return type == KVC_KV_Q8 || type == KVC_KV_Q4;
+}
+
+/* Bytes of a row of n elements. */
+static size_t row_bytes(kvc_kv_type type, size_t n) {
+    size_t blocks = (n + 31) / 32;
+    switch (type) {
+    case KVC_KV_F16: return 2 * n;
+    case KVC_KV_Q8: return 34 * blocks;
+    case KVC_KV_Q4: return 18 * blocks;
+    default: return 4 * n;
+    }
+}
+
+/* Byte i of the key of a position. */
+static unsigned char *scene_k(const scene *s, uint32_t pos, size_t i) {
     const kvc__attn *a = &s->attn;
-    uint32_t at = pos & ((1u << a->page_shift) - 1);
-    return scene_piece(s, pos, 0) +
-        ((size_t)(at / 16 * a->head_dim + dim) * 16 + at % 16) * kvc__kv_size(a->type_k);
+    uint32_t at = pos & ((1u << a->page_shift) - 1), lane = at % 16;
+    size_t row = row_bytes(a->type_k, a->head_dim), size = a->type_k == KVC_KV_F16 ? 2 : 4;
+    unsigned char *tile = scene_piece(s, pos, 0) + at / 16 * 16 * row;
+    if (is_coded(a->type_k)) {
+        size_t block = a->type_k == KVC_KV_Q8 ? 34 : 18, in = i % block;
+        tile += i / block * 16 * block;
+        if (in < 2) return tile + 2 * lane + in;
+        return tile + 32 + (in - 2) / 4 * 64 + 4 * lane + (in - 2) % 4;
+    }
+    return tile + (i / size * 16 + lane) * size + i % size;
 }
 
-static unsigned char *scene_v(const scene *s, uint32_t pos, uint32_t dim) {
+/* Byte i of the value of a position. */
+static unsigned char *scene_v(const scene *s, uint32_t pos, size_t i) {
     const kvc__attn *a = &s->attn;
-    uint32_t at = pos & ((1u << a->page_shift) - 1);
-    return scene_piece(s, pos, 1) +
-        ((size_t)at * a->v_stride + dim) * kvc__kv_size(a->type_v);
+    uint32_t at = pos & ((1u << a->page_shift) - 1), lane = at % 16;
+    size_t row = row_bytes(a->type_v, a->v_stride), blocks = (a->v_stride + 31) / 32;
+    unsigned char *tile = scene_piece(s, pos, 1) + at / 16 * 16 * row;
+    if (is_coded(a->type_v)) {
+        size_t block = a->type_v == KVC_KV_Q8 ? 34 : 18, in = i % block;
+        if (in < 2) return tile + i / block * 32 + 2 * lane + in;
+        return tile + 32 * blocks + (lane * blocks + i / block) * (block - 2) + in - 2;
+    }
+    return tile + lane * row + i;
 }
 
-static void scene_set(unsigned char *p, kvc_kv_type type, float x) {
-    gguf_to_type(type == KVC_KV_F16 ? GGUF_F16 : GGUF_F32, &x, 1, p);
+typedef unsigned char *(*scene_byte)(const scene *, uint32_t, size_t);
+
+/* Stores n floats, of which those past n_set are zero. */
+static void scene_set(const scene *s, scene_byte byte, uint32_t pos, kvc_kv_type type, uint32_t n,
+    uint32_t n_set, float reach, uint64_t *state) {
+    static const int types_of[] = {0, GGUF_F32, GGUF_F16, GGUF_Q8_0, GGUF_Q4_0};
+    unsigned char row[4 * 160];
+    float x[160] = {0};
+    size_t i;
+    fill(x, n_set, reach, state);
+    gguf_to_type(types_of[type], x, is_coded(type) ? (n + 31) / 32 * 32 : n, row);
+    for (i = 0; i < row_bytes(type, n); i++) *byte(s, pos, i) = row[i];
 }
 
-static float scene_get(const unsigned char *p, kvc_kv_type type) {
-    return type == KVC_KV_F16 ? gguf_from_f16(kvc__rd16(p)) : kvc__rdf32(p);
+/* The number that element i stands for, without its scale, which is 1 for floats. */
+static float scene_get(const scene *s, scene_byte byte, uint32_t pos, kvc_kv_type type, uint32_t i,
+    float *scale) {
+    unsigned char b[4];
+    size_t at = type == KVC_KV_F16 ? 2 * i : 4 * i, block = type == KVC_KV_Q8 ? 34 : 18, j;
+    *scale = 1.0f;
+    if (!is_coded(type)) {
+        for (j = 0; j < (type == KVC_KV_F16 ? 2 : 4); j++) b[j] = *byte(s, pos, at + j);
+        return type == KVC_KV_F16 ? gguf_from_f16(kvc__rd16(b)) : kvc__rdf32(b);
+    }
+    at = i / 32 * block;
+    b[0] = *byte(s, pos, at);
+    b[1] = *byte(s, pos, at + 1);
+    *scale = gguf_from_f16(kvc__rd16(b));
+    if (type == KVC_KV_Q8) return (float)(signed char)*byte(s, pos, at + 2 + i % 32);
+    b[0] = *byte(s, pos, at + 2 + i % 16);
+    return (float)((i % 32 < 16 ? b[0] & 15 : b[0] >> 4) - 8);
 }
 
 static void scene_fill(scene *s, uint64_t *state) {
     const kvc__attn *a = &s->attn;
-    uint32_t p, d;
-    float x = 0;
+    uint32_t p;
     for (p = 0; p < s->n_pos; p++) {
         if (scene_extent(s, p) < 0) continue;
-        for (d = 0; d < a->head_dim; d++) {
-            fill(&x, 1, 1.5f, state);
-            scene_set(scene_k(s, p, d), a->type_k, x);
-        }
-        for (d = 0; d < a->v_stride; d++) {
-            fill(&x, 1, 1.0f, state);
-            scene_set(scene_v(s, p, d), a->type_v, d < a->head_dim_v ? x : 0);
-        }
+        scene_set(s, scene_k, p, a->type_k, a->head_dim, a->head_dim, 1.5f, state);
+        scene_set(s, scene_v, p, a->type_v, a->v_stride, a->head_dim_v, 1.0f, state);
     }
 }
 
@@ -458,12 +570,12 @@ static void scene_open(scene *s, uint64_t *state) {
     a->n_q = 1 + pick(9, state);
     a->window = windows[pick(COUNT(windows), state)];
     a->page_shift = 4 + pick(5, state);
-    a->type_k = pick(2, state) ? KVC_KV_F16 : KVC_KV_F32;
-    a->type_v = pick(2, state) ? KVC_KV_F16 : KVC_KV_F32;
+    a->type_k = (kvc_kv_type)(KVC_KV_F32 + pick(4, state));
+    a->type_v = (kvc_kv_type)(KVC_KV_F32 + pick(4, state));
     s->n_rows = 1 + pick(100 / a->n_q, state);
     s->n_pos = s->n_rows + pick(800, state);
-    a->k_piece = (size_t)a->head_dim * kvc__kv_size(a->type_k) << a->page_shift;
-    a->v_piece = (size_t)a->v_stride * kvc__kv_size(a->type_v) << a->page_shift;
+    a->k_piece = row_bytes(a->type_k, a->head_dim) << a->page_shift;
+    a->v_piece = row_bytes(a->type_v, a->v_stride) << a->page_shift;
     n_pages = scene_cut(s, state);
     a->ring_cap = (n_pages > KVC__LEAF_PAGES ? 2u : 1u) + pick(2, state);
     memset(s->leaves, 0xff, sizeof s->leaves);
@@ -510,16 +622,51 @@ static float plain_exp(float x) {
     return kvc__exp_base(kvc__set1_base(x)).v[0];
 }
 
+/* A query as keys in codes see it: rotated for those of 4 bits, then in 8 bits. */
+static void plain_round(const kvc__attn *a, const float *q, unsigned char q8[160 / 32 * 40]) {
+    float x[160] = {0}, y[160];
+    uint32_t i, apart, n = a->head_dim;
+    memcpy(x, q, n * sizeof *x);
+    for (apart = 1; a->type_k == KVC_KV_Q4 && n % (2 * apart) == 0; apart *= 2) {
+        for (i = 0; i < n; i++)
+            y[i] = i / apart % 2 ? x[i - apart] - x[i] : x[i] + x[i + apart];
+        memcpy(x, y, n * sizeof *x);
+    }
+    for (i = 0; a->type_k == KVC_KV_Q4 && i < n; i++) x[i] *= 1.0f / sqrtf((float)apart);
+    kvc__quantize_base(x, (n + 31) / 32 * 32, q8, 0, 1);
+}
+
+static float plain_score(const scene *s, const float *q, const unsigned char *q8, uint32_t p) {
+    const kvc__attn *a = &s->attn;
+    float x = 0, scale = 0, by;
+    uint32_t d, end;
+    if (!is_coded(a->type_k)) {
+        for (d = 0; d < a->head_dim; d++)
+            x = fmaf(q[d], scene_get(s, scene_k, p, a->type_k, d, &scale), x);
+        return x;
+    }
+    for (d = 0; d < a->head_dim; d = end, q8 += 40) {
+        int32_t sum = 0;
+        for (end = d + 32; d < end; d++)
+            sum += (int32_t)(signed char)q8[d % 32] *
+                (int32_t)scene_get(s, scene_k, p, a->type_k, d, &scale);
+        by = scale * kvc__rdf32(q8 + 32);
+        x = fmaf((float)sum, by, x);
+    }
+    return x;
+}
+
 /* Scores of the span's positions from lo to hi become weights; gives their sum, returns the largest
    score. */
 static float plain_weights(const scene *s, const float *q, uint32_t lo, uint32_t hi,
     float weight[KVC__SPAN], float *sum) {
     const kvc__attn *a = &s->attn;
     float lane[16] = {0}, top = -INFINITY;
-    uint32_t p, d, i;
+    unsigned char q8[160 / 32 * 40];
+    uint32_t p, i;
+    if (is_coded(a->type_k)) plain_round(a, q, q8);
     for (p = lo; p < hi; p++) {
-        float x = 0;
-        for (d = 0; d < a->head_dim; d++) x = fmaf(q[d], scene_get(scene_k(s, p, d), a->type_k), x);
+        float x = plain_score(s, q, q8, p);
         weight[p % KVC__SPAN] = x;
         if (x > top) top = x;
     }
@@ -563,8 +710,11 @@ static void plain_attention(const scene *s, const float *query, uint32_t own, fl
         m = top;
         for (d = 0; d < a->head_dim_v; d++) {
             float x = 0;
-            for (p = lo; p < hi; p++)
-                x = fmaf(weight[p % KVC__SPAN], scene_get(scene_v(s, p, d), a->type_v), x);
+            for (p = lo; p < hi; p++) {
+                float scale, v = scene_get(s, scene_v, p, a->type_v, d, &scale);
+                float by = weight[p % KVC__SPAN] * scale;
+                x = fmaf(by, v, x);
+            }
             out[d] = fmaf(x, take, out[d] * keep);
         }
     }
@@ -618,7 +768,7 @@ static void test_attention(void **state) {
     uint64_t random = 7;
     uint32_t run, row, h;
     (void)state;
-    for (run = 0; run < 60; run++) {
+    for (run = 0; run < 120; run++) {
         scene s;
         float *want;
         scene_open(&s, &random);
@@ -903,6 +1053,7 @@ int main(void) {
         cmocka_unit_test(test_large_products),
         cmocka_unit_test(test_to_lanes),
         cmocka_unit_test(test_to_f16),
+        cmocka_unit_test(test_to_blocks),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_rms_norm),

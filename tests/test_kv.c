@@ -75,7 +75,9 @@ static void test_cache_size(void **state) {
         {.n_ctx = 0}, {.n_ctx = 1}, {.n_ctx = 33, .n_seqs = 3}, {.n_ctx = 100, .page_size = 16},
         {.n_ctx = 100, .page_size = 256, .type_k = KVC_KV_F16},
         {.n_ctx = 100, .type_v = KVC_KV_F16, .n_pages = 7},
-        {.n_ctx = 1000, .type_k = KVC_KV_F16, .type_v = KVC_KV_F16, .n_seqs = 100, .n_pages = 1}
+        {.n_ctx = 1000, .type_k = KVC_KV_F16, .type_v = KVC_KV_F16, .n_seqs = 100, .n_pages = 1},
+        {.n_ctx = 100, .type_k = KVC_KV_Q8, .type_v = KVC_KV_Q4},
+        {.n_ctx = 100, .type_k = KVC_KV_Q4, .type_v = KVC_KV_Q8, .n_edge = 1, .edge_v = KVC_KV_Q4}
     };
     size_t i;
     rig r;
@@ -89,14 +91,17 @@ static void test_cache_size(void **state) {
     rig_close(&r);
 }
 
-/* 2 layers, 1 key head: (20 + 20) elements of 4 or 2 bytes for each layer and position. */
+/* 2 layers, 1 key head: (20 + 20) elements of 4 or 2 bytes for each layer and position, or two
+   blocks of 34 or 18 bytes. */
 static void test_bytes_per_token(void **state) {
     static const struct {
         kvc_kv_type k, v;
         size_t bytes;
     } rows[] = {
         {KVC_KV_DEFAULT, KVC_KV_DEFAULT, 2 * 40 * 4}, {KVC_KV_F32, KVC_KV_F32, 2 * 40 * 4},
-        {KVC_KV_F16, KVC_KV_F16, 2 * 40 * 2}, {KVC_KV_F16, KVC_KV_F32, 2 * (20 * 2 + 20 * 4)}
+        {KVC_KV_F16, KVC_KV_F16, 2 * 40 * 2}, {KVC_KV_F16, KVC_KV_F32, 2 * (20 * 2 + 20 * 4)},
+        {KVC_KV_Q8, KVC_KV_Q8, 2 * 68}, {KVC_KV_Q4, KVC_KV_Q8, 2 * (18 + 34)},
+        {KVC_KV_F16, KVC_KV_Q4, 2 * (40 + 18)}
     };
     size_t i;
     rig r;
@@ -114,6 +119,62 @@ static void test_bytes_per_token(void **state) {
         assert_int_equal(info.bytes_per_token, rows[i].bytes);
         kvc_cache_free(cache);
     }
+    rig_close(&r);
+}
+
+static kvc_cache *edge_cache(const rig *r, uint32_t n_edge, kvc_kv_type edge_k,
+    kvc_kv_type edge_v) {
+    kvc_cache_desc desc = {0};
+    kvc_cache *cache;
+    desc.model = r->model;
+    desc.type_k = KVC_KV_Q8;
+    desc.type_v = KVC_KV_Q4;
+    desc.n_edge = n_edge;
+    desc.edge_k = edge_k;
+    desc.edge_v = edge_v;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    return cache;
+}
+
+/* Bytes of a token and the logits after a text. */
+static size_t edge_run(const rig *r, uint32_t n_edge, kvc_kv_type edge_k, kvc_kv_type edge_v,
+    float *out) {
+    kvc_token text[50];
+    kvc_cache *cache = edge_cache(r, n_edge, edge_k, edge_v);
+    kvc_ctx *ctx = new_ctx(r, 16, 1, KVC_ISA_BEST);
+    kvc_seq *seq = new_seq(cache);
+    kvc_cache_info info;
+    const float *logits;
+    random_tokens(text, 50, N_VOCAB, 3);
+    OK(kvc_prefill(ctx, seq, text, 50, &logits, &last));
+    memcpy(out, logits, N_VOCAB * sizeof *out);
+    query(cache, &info);
+    kvc_seq_close(seq);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    return info.bytes_per_token;
+}
+
+/* 5 layers of 20 + 20 elements; a layer takes 34 + 18 bytes, one at the edge 80 or 40 * 4. */
+static void test_edges(void **state) {
+    static float plain[N_VOCAB], edges[N_VOCAB], all[N_VOCAB], other[N_VOCAB], inner[N_VOCAB];
+    model_shape shape = small;
+    rig r;
+    (void)state;
+    shape.n_layers = 5;
+    rig_open(&r, &shape);
+    assert_int_equal(edge_run(&r, 0, KVC_KV_F16, KVC_KV_F16, plain), 5 * 52);
+    assert_int_equal(edge_run(&r, 1, KVC_KV_F16, KVC_KV_F16, edges), 3 * 52 + 2 * 80);
+    assert_int_equal(edge_run(&r, 2, KVC_KV_F16, KVC_KV_F16, inner), 52 + 4 * 80);
+    assert_int_equal(edge_run(&r, 3, KVC_KV_F16, KVC_KV_F16, all), 5 * 80);
+    assert_int_equal(edge_run(&r, UINT32_MAX, KVC_KV_F16, KVC_KV_F16, other), 5 * 80);
+    SAME(other, all, 1, N_VOCAB, "all layers");
+    assert_memory_not_equal(plain, edges, sizeof plain);
+    assert_memory_not_equal(edges, inner, sizeof plain);
+    assert_memory_not_equal(inner, all, sizeof plain);
+    assert_int_equal(edge_run(&r, 1, KVC_KV_DEFAULT, KVC_KV_DEFAULT, other), 3 * 52 + 2 * 160);
+    assert_int_equal(edge_run(&r, 2, KVC_KV_Q8, KVC_KV_Q4, other), 5 * 52);
+    SAME(other, plain, 1, N_VOCAB, "edges of the same types");
     rig_close(&r);
 }
 
@@ -753,7 +814,8 @@ static void test_cache_arguments(void **state) {
         {{.page_size = 1}, "page_size"}, {{.page_size = 8}, "page_size"},
         {{.page_size = 48}, "page_size"}, {{.page_size = 512}, "page_size"},
         {{.page_size = UINT32_MAX}, "page_size"},
-        {{.type_k = (kvc_kv_type)3}, "type_k"}, {{.type_v = (kvc_kv_type)99}, "type_v"},
+        {{.type_k = (kvc_kv_type)5}, "type_k"}, {{.type_v = (kvc_kv_type)99}, "type_v"},
+        {{.edge_k = (kvc_kv_type)5}, "edge_k"}, {{.edge_v = (kvc_kv_type)-1}, "edge_v"},
         {{.allocator = {no_alloc, NULL, NULL}}, "allocator"},
         {{.n_ctx = 1u << 30, .n_seqs = 1u << 20}, NULL}
     };
@@ -957,7 +1019,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cache_size),
         cmocka_unit_test(test_bytes_per_token),
-        cmocka_unit_test(test_ctx_size),
+        cmocka_unit_test(test_edges), cmocka_unit_test(test_ctx_size),
         cmocka_unit_test(test_sampler_size),
         cmocka_unit_test(test_own_memory),
         cmocka_unit_test(test_no_memory),

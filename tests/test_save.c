@@ -84,7 +84,9 @@ static const struct {
 } kinds[] = {
     {"f32", KVC_KV_F32, {TINY}}, {"f16", KVC_KV_F16, {TINY, .head_dim = 20, .head_dim_v = 24}},
     {"windows", KVC_KV_F16, {TINY, .window = 20, .pattern = 2, .n_layers = 3}},
-    {"windows only", KVC_KV_F32, {TINY, .window = 33}}
+    {"windows only", KVC_KV_F32, {TINY, .window = 33}},
+    {"q8", KVC_KV_Q8, {TINY, .head_dim = 48, .head_dim_v = 80}},
+    {"q4", KVC_KV_Q4, {TINY, .head_dim = 20, .head_dim_v = 24, .window = 20, .pattern = 2}}
 };
 
 /* ---- what comes back ---- */
@@ -214,6 +216,9 @@ static void test_foreign(void **state) {
     desk_open(&d, &shape, KVC_KV_F32);
     desk_save(&d, KVC_SAVE_ALL);
     cache = desk_cache(&d, KVC_KV_F16, PAGE, 400);
+    refused(&d, cache, KVC_ERROR_UNSUPPORTED, "fingerprint");
+    kvc_cache_free(cache);
+    cache = desk_cache(&d, KVC_KV_Q8, PAGE, 400);
     refused(&d, cache, KVC_ERROR_UNSUPPORTED, "fingerprint");
     kvc_cache_free(cache);
     cache = desk_cache(&d, KVC_KV_F32, 32, 400);

@@ -40,7 +40,14 @@ static const kind kinds[] = {
          .biases = 1}},
     {"YaRN, one head of 80", KVC_KV_F32,
         {.n_embd = 96, .n_heads = 1, .head_dim = 80, .n_ff = 64, .n_vocab = 33, .n_layers = 1,
-         .rope = MODEL_ROPE_YARN, .rope_orig_ctx = 32, .type = GGUF_BF16}}
+         .rope = MODEL_ROPE_YARN, .rope_orig_ctx = 32, .type = GGUF_BF16}},
+    {"F32 kv q8", KVC_KV_Q8, {TINY, .type = GGUF_F32}},
+    {"Q8_0 kv q4", KVC_KV_Q4, {TINY, .type = GGUF_Q8_0}},
+    {"windows, kv q8, heads of 80 and 48", KVC_KV_Q8,
+        {TINY, .window = 20, .pattern = 2, .n_layers = 3, .head_dim = 80, .head_dim_v = 48}},
+    {"odd sizes, kv q4", KVC_KV_Q4,
+        {.n_embd = 50, .n_heads = 3, .n_kv_heads = 1, .head_dim = 20, .n_ff = 71, .n_vocab = 37,
+         .biases = 1}}
 };
 
 /* A model with a text and its logits, computed cold. */
@@ -570,6 +577,8 @@ static void test_long(void **state) {
         {"long, kv f32", KVC_KV_F32, {TINY}},
         {"long, kv f16", KVC_KV_F16, {TINY, .type = GGUF_Q8_0}},
         {"long, window 300", KVC_KV_F32, {TINY, .window = 300}},
+        {"long, kv q8", KVC_KV_Q8, {TINY, .head_dim = 64}},
+        {"long, kv q4", KVC_KV_Q4, {TINY, .window = 300, .pattern = 2}},
     };
     size_t i;
     (void)state;
@@ -614,13 +623,14 @@ static void test_runs(void **state) {
     static const model_shape shapes[] = {
         {TINY, .n_layers = 1},
         {.n_layers = 1, .n_embd = 36, .n_heads = 6, .n_kv_heads = 1, .n_ff = 32, .n_vocab = 20},
-        {TINY, .n_layers = 1, .window = 1100}
+        {TINY, .n_layers = 1, .window = 1100}, {TINY, .n_layers = 1}, {TINY, .n_layers = 1}
     };
+    static const kvc_kv_type kvs[] = {KVC_KV_F32, KVC_KV_F16, KVC_KV_F32, KVC_KV_Q8, KVC_KV_Q4};
     static const uint32_t ends[] = {520, 1500, FAR - 30};
     size_t i, j;
     (void)state;
     for (i = 0; i < COUNT(shapes); i++) {
-        kvc_kv_type kv = i == 1 ? KVC_KV_F16 : KVC_KV_F32;
+        kvc_kv_type kv = kvs[i];
         kvc_token text[FAR];
         kvc_ctx *ctx;
         kvc_cache *cache;

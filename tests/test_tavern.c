@@ -202,13 +202,18 @@ static void test_far_facts(void **state) {
     assert_true(q8.right[FARTHEST] * 10 >= q8.all[FARTHEST] * 9);
 }
 
-/* K and V of half precision cost no more than a reply in every 40. */
-static void test_score_kv_f16(void **state) {
-    score full, half;
+/* K and V of half precision or 8 bits cost no more than a reply in every 40, those of 4 bits no
+   more than one in 10. */
+static void test_score_kv(void **state) {
+    static const kvc_kv_type types[] = {KVC_KV_F16, KVC_KV_Q8, KVC_KV_Q4};
+    score full;
+    size_t i;
     (void)state;
     full = evaluate(f16_path, KVC_KV_F32, 5);
-    half = evaluate(f16_path, KVC_KV_F16, 5);
-    assert_true(half.n_right >= full.n_right - 1 && half.n_right <= full.n_right + 1);
+    for (i = 0; i < COUNT(types); i++) {
+        score s = evaluate(f16_path, types[i], 5);
+        assert_true(abs(s.n_right - full.n_right) <= (types[i] == KVC_KV_Q4 ? 4 : 1));
+    }
 }
 
 static void test_same_run_same_bytes(void **state) {
@@ -265,7 +270,7 @@ static int tear_down(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_score_f16), cmocka_unit_test(test_score_q8_0),
-        cmocka_unit_test(test_far_facts), cmocka_unit_test(test_score_kv_f16),
+        cmocka_unit_test(test_far_facts), cmocka_unit_test(test_score_kv),
         cmocka_unit_test(test_same_run_same_bytes), cmocka_unit_test(test_turn_by_turn)
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

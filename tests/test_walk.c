@@ -337,6 +337,18 @@ static void test_walk_windows(void **state) {
     random_walk(&shape, KVC_KV_F16, KVC_POLICY_ERROR, 70, 2);
 }
 
+static void test_walk_q8(void **state) {
+    static const model_shape shape = {TINY, .head_dim = 40};
+    (void)state;
+    random_walk(&shape, KVC_KV_Q8, KVC_POLICY_ERROR, 70, 4);
+}
+
+static void test_walk_q4(void **state) {
+    static const model_shape shape = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
+    (void)state;
+    random_walk(&shape, KVC_KV_Q4, KVC_POLICY_ERROR, 70, 5);
+}
+
 /* From one page for each sequence to what all of them need. */
 static void test_walk_grow(void **state) {
     static const model_shape shape = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
@@ -429,6 +441,7 @@ int main(void) {
         cmocka_unit_test(test_reorder_arguments),
         cmocka_unit_test(test_walk),
         cmocka_unit_test(test_walk_windows),
+        cmocka_unit_test(test_walk_q8), cmocka_unit_test(test_walk_q4),
         cmocka_unit_test(test_walk_window_only),
         cmocka_unit_test(test_walk_grow),
         cmocka_unit_test(test_window_pages)
