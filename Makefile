@@ -45,7 +45,8 @@ EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
 KV_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream
 # These know the API alone and are linked with one object; all others contain the implementation.
-LINKED   := $(KV_BENCH) $(addprefix $(BUILD)/test_,walk cuts grow threads)
+LINKED   := $(KV_BENCH) $(BUILD)/oracle \
+    $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
 # The flags file changes when the command line does.
 NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags

@@ -16,9 +16,9 @@
    activations to 8 bits, so there the goldens' README is followed: a difference up to 0.6 and a
    cosine of at least 0.998 at every position, greedy tokens not compared. */
 #define _POSIX_C_SOURCE 200809L
-#define KVC_IMPLEMENTATION
 #include "../kvc.h"
 
+#include <math.h>
 #include <dirent.h>
 #include <fnmatch.h>
 #include <stdio.h>

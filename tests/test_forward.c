@@ -4,7 +4,6 @@
    kvc.h rounds activations to 8 bits; the oracle can do the same, and what remains are single
    values that fall on the other side of a rounding. */
 #define _POSIX_C_SOURCE 200809L
-#define KVC_IMPLEMENTATION
 #include "../kvc.h"
 
 #include "testing.h"

@@ -5,7 +5,6 @@
    key or tensor; the allocator counts, so nothing may stay behind, and it hands out 64 MB at most,
    which no count or length of a small file may exceed. */
 #define _POSIX_C_SOURCE 200809L
-#define KVC_IMPLEMENTATION
 #include "../kvc.h"
 
 #include <unistd.h>

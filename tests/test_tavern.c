@@ -4,7 +4,6 @@
    fact must be read from the description, up to 900 tokens back. Runs in the repository's root;
    TAVERN names another folder of models. */
 #define _POSIX_C_SOURCE 200809L
-#define KVC_IMPLEMENTATION
 #include "../kvc.h"
 
 #include "testing.h"
