@@ -5891,7 +5891,8 @@ typedef struct kvc__pool {
     uint32_t n_slabs;
     kvc__slab slabs[KVC__MAX_SLABS];
     uint32_t *free_pages;               /* a stack, [n_pages] */
-    uint32_t n_leaves, n_free_leaves;   /* as many as all rings can have */
+    uint32_t n_leaves, n_free_leaves;   /* as many as all rings can have; while the pool is being
+                                           measured, those of one ring */
     kvc__leaf *free_leaves;
     kvc__bush *bushes;
 } kvc__pool;
@@ -5992,6 +5993,13 @@ static uint32_t kvc__ring_leaves(uint32_t n)
     return n > 1 ? (n - 2) / KVC__LEAF_PAGES + 2 : 1;
 }
 
+/* Pages that a sequence may hold beside those that its positions need, since the pages at the ends
+   of an extent may be nearly empty. */
+static uint32_t kvc__pages_spare(uint32_t n_extents)
+{
+    return 2 * (n_extents - 1);
+}
+
 /* Sizes, without places. Pages of a window reach that n_seqs sequences cannot use are not made. */
 static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kvc_cache_desc *d,
     kvc_error *err)
@@ -6012,7 +6020,8 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     if (d->n_pages != 0 && reach->window == 0) all = d->n_pages;
     if (all > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
-    if ((uint64_t)kvc__ring_leaves((uint32_t)need) * d->n_seqs > 0x7fffffffu)
+    pool->n_leaves = kvc__ring_leaves((uint32_t)need + kvc__pages_spare(d->n_cuts + 2));
+    if ((uint64_t)pool->n_leaves * d->n_seqs > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
     pool->ring_cap = (uint32_t)need;
     pool->n_pages = (uint32_t)all;
@@ -6169,7 +6178,8 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
     }
     for (i = 0; i < m->n_reaches; i++) {
         kvc__pool pool = pools[i];
-        uint32_t cap = kvc__ring_leaves(pool.ring_cap);
+        uint32_t cap = pool.n_leaves;
+        pool.n_leaves = 0;
         kvc__slab_layout(arena, &pool, d, i, i == kvc__token_reach(m), pool.n_pages);
         kvc__bush_layout(arena, &pool, cap * d->n_seqs);
         kvc__rings_layout(arena, c, i, cap, d->n_seqs);
@@ -6566,6 +6576,12 @@ static void kvc__seq_measure(kvc_seq *s)
 
 /* ---- a step's pages ---- */
 
+/* Pages of a full sequence. */
+static uint32_t kvc__ctx_pages(const kvc_cache *c)
+{
+    return (c->desc.n_ctx + c->desc.page_size - 1) >> c->page_shift;
+}
+
 /* The first page that must stay: of the window of the next position, and of those that a roll-back
    may lead to. */
 static uint32_t kvc__first_kept(const kvc_seq *s, const kvc__pool *pool)
@@ -6589,6 +6605,8 @@ static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
     need += last < ring->end && !kvc__ring_alone(pool, ring, last);
     if (need == 0 || (pool->window == 0 && s->policy != KVC_POLICY_WINDOW)) return need;
     most = s->policy == KVC_POLICY_GROW ? pool->window_pages : pool->ring_cap;
+    if (pool->window != 0) most += kvc__pages_spare(s->n_extents);
+    if (s->policy == KVC_POLICY_WINDOW && most > kvc__ctx_pages(c)) most = kvc__ctx_pages(c);
     for (i = ring->first; i < ring->end; i++) alone += (uint32_t)kvc__ring_alone(pool, ring, i);
     return need < most - alone ? need : most - alone;
 }
@@ -6601,6 +6619,18 @@ static uint32_t kvc__seq_chunk(const kvc_seq *s, uint32_t n_batch)
     for (i = 0; i < c->desc.model->n_reaches; i++)
         if (c->pools[i].window != 0 && n_batch > c->desc.n_batch) return c->desc.n_batch;
     return n_batch;
+}
+
+/* Whether two pages are left beside what the policy keeps: then there is always one to go. */
+static int kvc__seq_can_slide(const kvc_seq *s)
+{
+    const kvc_cache *c = s->cache;
+    const kvc__extent *t = kvc__seq_last(s);
+    uint32_t page;
+    if (s->n_keep == 0) return 1;
+    if (s->n_keep <= s->n_pos) page = kvc__page_at(s, s->n_keep - 1);
+    else page = kvc__page_of(c, t, t->end + (s->n_keep - s->n_pos) - 1);
+    return page - s->extents[0].page + 3 <= kvc__ctx_pages(c);
 }
 
 /* ---- growing ---- */
@@ -6695,6 +6725,7 @@ static kvc_result kvc__seq_grow(kvc_seq *s, uint32_t n, kvc_error *err)
     kvc_result r = KVC_OK;
     for (i = 0; i < c->desc.model->n_reaches && r == KVC_OK; i++) {
         uint32_t pages = end - s->rings[i].first, most = c->pools[i].window_pages;
+        if (c->pools[i].window != 0) most += kvc__pages_spare(s->n_extents);
         r = kvc__ring_grow(c, &s->rings[i], i, kvc__ring_leaves(pages < most ? pages : most), err);
     }
     return r;
@@ -6732,7 +6763,11 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
     kvc_cache *c = s->cache;
     uint32_t most = s->n_pos < c->desc.n_ctx ? c->desc.n_ctx - s->n_pos : 0, reach = 0, lack = 0;
     kvc_result r;
-    if (s->policy != KVC_POLICY_ERROR) most = KVC__MAX_SLOTS - kvc__seq_last(s)->end;
+    if (s->policy != KVC_POLICY_ERROR || most > KVC__MAX_SLOTS - kvc__seq_last(s)->end)
+        most = KVC__MAX_SLOTS - kvc__seq_last(s)->end;
+    if (s->policy == KVC_POLICY_WINDOW && !kvc__seq_can_slide(s))
+        return kvc__fail(err, KVC_ERROR_FULL, "n_keep",
+            "removed ranges have scattered what is to be kept over too many pages");
     if (n > most)
         return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free", most,
             "and needed", n);
@@ -6799,13 +6834,13 @@ static void kvc__seq_cut(kvc_seq *s, uint32_t from, uint32_t to, int again)
 static uint32_t kvc__seq_slide(kvc_seq *s, uint32_t n)
 {
     const kvc_cache *c = s->cache;
-    const uint32_t most = (c->desc.n_ctx + c->desc.page_size - 1) >> c->page_shift;
+    const int64_t most = kvc__ctx_pages(c);
     uint32_t end, i, slot;
     for (;;) {
         const kvc__extent *t = kvc__seq_last(s);
-        end = s->extents[0].page + most - t->page + (t->slot >> c->page_shift);
-        end <<= c->page_shift;
-        if (end > t->end) return n < end - t->end ? n : end - t->end;
+        int64_t room = (int64_t)s->extents[0].page + most - t->page + (t->slot >> c->page_shift);
+        room = room * c->desc.page_size - t->end;
+        if (room > 0) return n < room ? n : (uint32_t)room;
         slot = kvc__slot_of(s, s->n_keep, &i);
         end = ((slot >> c->page_shift) + 1) << c->page_shift;
         if (end > s->extents[i].end) end = s->extents[i].end;
@@ -7450,15 +7485,16 @@ static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full
     const kvc__extent *t = kvc__seq_last(s);
     uint32_t end = s->n_pos > 0 ? kvc__page_of(c, t, t->end - 1) + 1 : 0, needed = 0;
     const uint32_t seen = kvc__first_seen(s->n_pos, pool->window);
+    const uint32_t spare = kvc__pages_spare(s->n_extents);
     if (s->n_pos > 0) needed = kvc__page_at(s, seen < s->n_pos ? seen : s->n_pos - 1);
     if (first < s->extents[0].page || first > needed) return s->n_pos == 0 && first == 0;
     if (s->policy == KVC_POLICY_GROW) {
-        if (end - first > pool->window_pages) return 0;
+        if (end - first > pool->window_pages && end - first - pool->window_pages > spare) return 0;
         if (!kvc__load_grow(s, reach, end - first)) {
             *full = 1;
             return 0;
         }
-    } else if (end - first > pool->ring_cap) {
+    } else if (end - first > pool->ring_cap + spare) {
         return 0;
     }
     kvc__lock_enter(&c->lock);

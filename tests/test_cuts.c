@@ -137,16 +137,28 @@ static void test_ranges(void **state) {
     }
 }
 
-/* Random ranges, with forks that are checked after the parent went on. */
-static void test_random_ranges(void **state) {
-    static const model_shape shape = {TINY, .head_dim = 24};
-    unsigned n_removed = 0, n_full = 0, round;
+/* Random ranges, up to `length` positions, with forks that are checked after the parent went on. */
+static void random_ranges(const model_shape *shape, uint32_t n_ctx, uint32_t length,
+    unsigned rounds) {
+    unsigned n_removed = 0, n_full = 0, n_gone = 0, round;
     pair p;
-    (void)state;
-    pair_open(&p, &shape, KVC_KV_F32, 300);
-    for (round = 0; round < 400; round++) {
+    pair_open(&p, shape, KVC_KV_F32, n_ctx);
+    if (shape->window != 0) {           /* windows that give back what they can */
+        kvc_cache_desc desc = {0};
+        kvc_cache_free(p.cache);
+        desc.model = p.rig.model;
+        desc.n_ctx = n_ctx;
+        desc.n_seqs = 2;
+        desc.page_size = PAGE;
+        desc.n_batch = 16;
+        desc.n_back = 100;
+        OK(kvc_cache_new(&p.cache, &desc, &last));
+        p.seq = new_seq(p.cache);
+    }
+    for (round = 0; round < rounds; round++) {
         uint32_t n = (uint32_t)p.past.n, what = (uint32_t)(model_random(&p.state) % 8), from, to;
-        if (n < 10 || (what < 3 && n < 200)) {
+        kvc_seq_info info;
+        if (n < 10 || (what < 3 && n < length)) {
             pair_append(&p, 1 + model_random(&p.state) % 60);
             continue;
         }
@@ -158,11 +170,17 @@ static void test_random_ranges(void **state) {
             kvc_seq_close(p.seq);
             p.seq = other;
         } else if (what == 4) {
+            kvc_seq_query(p.seq, &info);
+            if (from < info.rollback_least) continue;
             OK(kvc_seq_rollback(p.seq, from));
             p.past.n = from;
         } else if (kvc_seq_remove(p.seq, from, to, &last) == KVC_OK) {
             naive_past_remove(&p.past, from, to);
             n_removed++;
+        } else if (last.code == KVC_ERROR_ARGUMENT) {
+            assert_true(shape->window != 0);
+            assert_int_equal(kvc_seq_length(p.seq), n);
+            n_gone++;
         } else {
             assert_int_equal(last.code, KVC_ERROR_FULL);
             assert_string_equal(last.where, "n_cuts");
@@ -173,9 +191,68 @@ static void test_random_ranges(void **state) {
         }
         pair_append(&p, 1);
     }
-    print_message("%u ranges removed, %u refused, largest difference %.1e\n", n_removed, n_full,
-        p.largest);
-    assert_true(n_removed > 50 && n_full > 3);
+    print_message("%u ranges removed, %u refused, %u out of reach, largest difference %.1e\n",
+        n_removed, n_full, n_gone, p.largest);
+    assert_true(n_removed > 50 && n_full > 1);
+    assert_true((n_gone > 0) == (shape->window != 0));
+    assert_true(p.largest < 1e-4);
+    pair_close(&p);
+}
+
+static void test_random_ranges(void **state) {
+    static const model_shape plain = {TINY, .head_dim = 24};
+    static const model_shape windows = {TINY, .window = 60, .pattern = 2};
+    (void)state;
+    random_ranges(&plain, 300, 200, 400);
+    random_ranges(&plain, 1040, 1000, 600);     /* 65 pages: one more than a leaf */
+    random_ranges(&windows, 1040, 400, 400);
+}
+
+/* Ranges are removed from a sequence that slides, until what is to be kept is scattered over all
+   pages; then it is refused, and goes on once there is room. */
+static void test_scattered(void **state) {
+    enum { N_KEEP = 40 };
+    unsigned n_removed = 0, n_shifts = 0, n_full = 0, round;
+    pair p;
+    (void)state;
+    pair_open(&p, &kinds[0].shape, KVC_KV_F32, 112);
+    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, N_KEEP, &last));
+    for (round = 0; round < 4000; round++) {
+        uint32_t n = kvc_seq_length(p.seq), from, removed;
+        kvc_token token = (kvc_token)(model_random(&p.state) % N_VOCAB);
+        const float *logits;
+        double *want;
+        kvc_result r;
+        if (n > 10 && model_random(&p.state) % 20 == 0) {
+            from = (uint32_t)(model_random(&p.state) % (n < N_KEEP ? n - 8 : N_KEEP - 8));
+            removed = 1 + (uint32_t)(model_random(&p.state) % 7);
+            if (kvc_seq_remove(p.seq, from, from + removed, &last) == KVC_OK) {
+                naive_past_remove(&p.past, from, from + removed);
+                n_removed++;
+            }
+            continue;
+        }
+        memset(&last, 0, sizeof last);
+        r = kvc_decode(p.ctx, p.seq, token, &logits, &last);
+        if (r == KVC_ERROR_FULL) {
+            assert_string_equal(last.where, "n_keep");
+            assert_int_equal(kvc_seq_length(p.seq), n);
+            n_full++;
+            OK(kvc_seq_rollback(p.seq, 0));
+            p.past.n = 0;
+            continue;
+        }
+        OK(r);
+        removed = n + 1 - kvc_seq_length(p.seq);
+        if (removed) naive_past_remove(&p.past, N_KEEP, N_KEEP + removed);
+        n_shifts += removed != 0;
+        want = naive_append(&p.naive, &p.past, &token, 1);
+        pair_look(&p, logits, want, 1);
+        free(want);
+    }
+    print_message("%u ranges removed, %u shifts, %u times scattered, largest difference %.1e\n",
+        n_removed, n_shifts, n_full, p.largest);
+    assert_true(n_removed > 50 && n_shifts > 10 && n_full > 0);
     assert_true(p.largest < 1e-4);
     pair_close(&p);
 }
@@ -335,6 +412,7 @@ int main(void) {
     static const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ranges),
         cmocka_unit_test(test_random_ranges),
+        cmocka_unit_test(test_scattered),
         cmocka_unit_test(test_policy),
         cmocka_unit_test(test_thousand_shifts),
         cmocka_unit_test(test_policy_bits),
