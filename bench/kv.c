@@ -155,7 +155,7 @@ static char *read_file(const char *path, size_t *size)
 {
     FILE *f = fopen(path, "rb");
     char *text;
-    long n;
+    long n = 0;
     if (!f || fseek(f, 0, SEEK_END) || (n = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
         fail("the file cannot be read", path);
     text = (char *)get((size_t)n + 1, 1);
