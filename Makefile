@@ -57,7 +57,7 @@ all: $(EXAMPLES)
 $(EXAMPLES): $(BUILD)/%: examples/%.c
 $(BUILD)/bench: bench/bench.c $(wildcard bench/*.h)
 $(BUILD)/mkmodel: bench/mkmodel.c
-$(KV_BENCH): $(BUILD)/%: bench/%.c
+$(KV_BENCH): $(BUILD)/%: bench/%.c bench/tool.h
 $(LINKED): $(BUILD)/kvc.o
 $(PEERS): $(BUILD)/%: bench/peers/%.c
 $(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c

@@ -6,10 +6,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../kvc.h"
 #include "../tests/gguf_write.h"
+
+#define TOOL "sequences"
+#include "tool.h"
 
 enum { N_BEAMS = 16, ROUNDS = 31, TIMES = 64, LONGEST = 10000, SPARE = 128 };
 
@@ -19,32 +21,6 @@ typedef enum operation {
 
 static const char *const names[N_OPERATIONS] = {
     "fork", "roll back by 8 tokens", "remove 64 tokens from the middle", "reorder 16 beams"};
-
-static void need(kvc_result result, const kvc_error *err)
-{
-    if (result == KVC_OK) return;
-    fprintf(stderr, "sequences: %s: %s\n", err->where, err->message);
-    exit(2);
-}
-
-static double now(void)     /* seconds */
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
-static double median(double *x, size_t n)
-{
-    qsort(x, n, sizeof *x, compare);
-    return x[n / 2];
-}
 
 /* ---- one round of each; nanoseconds of one operation ---- */
 

@@ -13,9 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "../kvc.h"
+
+#define TOOL "stream"
+#include "tool.h"
 
 enum { N_BLOCKS = 10 };
 
@@ -31,26 +33,6 @@ typedef struct stream {
     size_t n_tokens, n_text;
     uint32_t n_vocab;
 } stream;
-
-static void need(kvc_result result, const kvc_error *err)
-{
-    if (result == KVC_OK) return;
-    fprintf(stderr, "stream: %s: %s\n", err->where, err->message);
-    exit(2);
-}
-
-static double now(void)     /* seconds */
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
-static int compare(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
 
 static char *read_text(const char *path, size_t *size)
 {
@@ -134,8 +116,7 @@ static void run(stream *s, int keep, block out[N_BLOCKS])
             times[i] = now() - start;
             sum += surprise(logits, s->n_vocab, s->tokens[(at + 1) % s->n_text]);
         }
-        qsort(times, n, sizeof *times, compare);
-        out[b].us = times[n / 2] * 1e6;
+        out[b].us = median(times, n) * 1e6;
         out[b].perplexity = exp(sum / (double)n);
     }
     kvc_seq_close(seq);
