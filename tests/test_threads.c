@@ -59,6 +59,18 @@ static void *worker_run(void *arg) {
     return NULL;
 }
 
+/* The counter of testing.h serves one thread at a time. */
+static void *plain_alloc(size_t size, size_t align, void *user) {
+    void *p = NULL;
+    (void)user;
+    return posix_memalign(&p, align < sizeof p ? sizeof p : align, size) ? NULL : p;
+}
+
+static void plain_free(void *p, size_t size, void *user) {
+    (void)size, (void)user;
+    free(p);
+}
+
 static void run_threads(const model_shape *shape, kvc_policy policy, uint32_t n_pages) {
     static worker workers[N_THREADS];
     kvc_cache_desc desc = {0};
@@ -78,6 +90,8 @@ static void run_threads(const model_shape *shape, kvc_policy policy, uint32_t n_
     desc.page_size = PAGE;
     desc.n_batch = 16;
     desc.n_back = N_OWN;
+    desc.allocator.alloc = plain_alloc;
+    desc.allocator.free = plain_free;
     OK(kvc_cache_new(&cache, &desc, &last));
     ctx = new_ctx(&r, 64, 1, KVC_ISA_BEST);
     seqs[0] = new_seq(cache);
