@@ -97,8 +97,8 @@
 
    A fork is a second sequence with the same past: it shares the pages until one of the two
    writes. A roll-back forgets the latest positions, kvc_seq_remove any others, kvc_seq_reorder
-   gives sequences each other's past. None of them takes longer for longer sequences or touches K
-   or V.
+   gives sequences each other's past. None of them touches K or V, and the length of a sequence
+   hardly counts: a fork counts up a reference for each 64 pages.
    A full sequence refuses the step, or, with KVC_POLICY_WINDOW, lets its oldest positions go and
    reads on without end. kvc_seq_save and kvc_seq_load carry a sequence to another process.
 
@@ -569,8 +569,8 @@ KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *er
 
 /* Gives seqs[i] the past that seqs[from[i]] had before the call, as beam search does after each
    step; seqs: [n] open sequences of one cache, each once; from: [n] indices, any number of times.
-   Like a fork, it costs no K/V memory, and takes no longer for longer sequences. Errors: ARGUMENT;
-   MEMORY only if one of them has grown (KVC_POLICY_GROW). */
+   Like a fork, it costs no K/V memory, and a count for each 64 pages of a sequence. Errors:
+   ARGUMENT; MEMORY only if one of them has grown (KVC_POLICY_GROW). */
 KVC_API kvc_result kvc_seq_reorder(kvc_seq *const *seqs, const uint32_t *from, uint32_t n,
     kvc_error *err);
 
@@ -5891,8 +5891,8 @@ typedef struct kvc__pool {
     uint32_t n_slabs;
     kvc__slab slabs[KVC__MAX_SLABS];
     uint32_t *free_pages;               /* a stack, [n_pages] */
-    uint32_t n_leaves, n_free_leaves;   /* as many as all rings can have; while the pool is being
-                                           measured, those of one ring */
+    uint32_t ring_leaves;               /* of a ring that has not grown */
+    uint32_t n_leaves, n_free_leaves;   /* as many as all rings can have */
     kvc__leaf *free_leaves;
     kvc__bush *bushes;
 } kvc__pool;
@@ -5912,8 +5912,8 @@ struct kvc_seq {
     uint32_t n_pos;                     /* positions held; the next token's position */
     kvc_policy policy;
     uint32_t n_keep;
-    uint32_t n_extents;               /* at least 1; tokens are added to the last */
-    kvc__extent *extents;            /* [n_cuts + 2] */
+    uint32_t n_extents;                 /* at least 1; tokens are added to the last */
+    kvc__extent *extents;               /* [n_cuts + 2] */
     float *turns;                       /* [n_cuts + 1, 2, rope_dim] see kvc__attn */
     kvc__ring rings[KVC_MAX_REACHES];
 };
@@ -6020,12 +6020,18 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     if (d->n_pages != 0 && reach->window == 0) all = d->n_pages;
     if (all > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
-    pool->n_leaves = kvc__ring_leaves((uint32_t)need + kvc__pages_spare(d->n_cuts + 2));
-    if ((uint64_t)pool->n_leaves * d->n_seqs > 0x7fffffffu)
+    pool->ring_leaves = kvc__ring_leaves((uint32_t)need + kvc__pages_spare(d->n_cuts + 2));
+    if ((uint64_t)pool->ring_leaves * d->n_seqs > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
     pool->ring_cap = (uint32_t)need;
     pool->n_pages = (uint32_t)all;
     return KVC_OK;
+}
+
+/* Elements from row to row of values. */
+static uint32_t kvc__v_stride(const kvc_model *m)
+{
+    return (m->head_dim_v + 15u) & ~15u;
 }
 
 /* 0 if a size passes the address space */
@@ -6038,19 +6044,25 @@ static int kvc__layer_kv_measure(kvc__layer_kv *l, const kvc_cache_desc *d, uint
     l->type_k = edge ? d->edge_k : d->type_k;
     l->type_v = edge ? d->edge_v : d->type_v;
     l->k_piece = d->page_size * kvc__kv_row(l->type_k, m->head_dim);
-    l->v_piece = d->page_size * kvc__kv_row(l->type_v, (m->head_dim_v + 15u) & ~15u);
+    l->v_piece = d->page_size * kvc__kv_row(l->type_v, kvc__v_stride(m));
     return kvc__mul_size(bytes, l->k_piece + l->v_piece, m->n_kv_heads);
 }
 
-/* Bytes of K and V of one position, as the formula has it: without the padding of values. */
-static size_t kvc__bytes_per_token(const kvc_cache *c)
+/* Bytes of K and V of one position in a layer, as the formula has it: without the padding of
+   values. */
+static size_t kvc__layer_row(const kvc_cache *c, uint32_t layer)
 {
     const kvc_model *m = c->desc.model;
+    const kvc__layer_kv *l = &c->layers[layer];
+    return m->n_kv_heads * (kvc__kv_row(l->type_k, m->head_dim) +
+        kvc__kv_row(l->type_v, m->head_dim_v));
+}
+
+static size_t kvc__bytes_per_token(const kvc_cache *c)
+{
     size_t sum = 0;
     uint32_t i;
-    for (i = 0; i < m->n_layers; i++)
-        sum += m->n_kv_heads * (kvc__kv_row(c->layers[i].type_k, m->head_dim) +
-            kvc__kv_row(c->layers[i].type_v, m->head_dim_v));
+    for (i = 0; i < c->desc.model->n_layers; i++) sum += kvc__layer_row(c, i);
     return sum;
 }
 
@@ -6170,7 +6182,7 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
         memset(seqs, 0, d->n_seqs * sizeof *seqs);
         c->desc = *d;
         while ((1u << c->page_shift) < d->page_size) c->page_shift++;
-        c->v_stride = (m->head_dim_v + 15u) & ~15u;
+        c->v_stride = kvc__v_stride(m);
         c->layers = layers;
         c->seqs = seqs;
         memcpy(c->pools, pools, sizeof c->pools);
@@ -6178,11 +6190,9 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
     }
     for (i = 0; i < m->n_reaches; i++) {
         kvc__pool pool = pools[i];
-        uint32_t cap = pool.n_leaves;
-        pool.n_leaves = 0;
         kvc__slab_layout(arena, &pool, d, i, i == kvc__token_reach(m), pool.n_pages);
-        kvc__bush_layout(arena, &pool, cap * d->n_seqs);
-        kvc__rings_layout(arena, c, i, cap, d->n_seqs);
+        kvc__bush_layout(arena, &pool, pool.ring_leaves * d->n_seqs);
+        kvc__rings_layout(arena, c, i, pool.ring_leaves, d->n_seqs);
         if (c != NULL) c->pools[i] = pool;
     }
     kvc__extents_layout(arena, c, d);
@@ -6591,6 +6601,13 @@ static uint32_t kvc__first_kept(const kvc_seq *s, const kvc__pool *pool)
     return kvc__page_at(s, s->n_pos - (uint32_t)back);
 }
 
+/* Most pages that the sequence can hold at once. */
+static uint32_t kvc__ring_most(const kvc_seq *s, const kvc__pool *pool)
+{
+    uint32_t most = s->policy == KVC_POLICY_GROW ? pool->window_pages : pool->ring_cap;
+    return most == UINT32_MAX ? most : most + kvc__pages_spare(s->n_extents);
+}
+
 /* Pages that the ring must find free for n more positions, which may be computed in chunks. What is
    given back on the way is used again, if nobody else holds it. */
 static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
@@ -6604,8 +6621,7 @@ static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
     need = need > ring->end ? need - ring->end : 0;
     need += last < ring->end && !kvc__ring_alone(pool, ring, last);
     if (need == 0 || (pool->window == 0 && s->policy != KVC_POLICY_WINDOW)) return need;
-    most = s->policy == KVC_POLICY_GROW ? pool->window_pages : pool->ring_cap;
-    if (pool->window != 0) most += kvc__pages_spare(s->n_extents);
+    most = kvc__ring_most(s, pool);
     if (s->policy == KVC_POLICY_WINDOW && most > kvc__ctx_pages(c)) most = kvc__ctx_pages(c);
     for (i = ring->first; i < ring->end; i++) alone += (uint32_t)kvc__ring_alone(pool, ring, i);
     return need < most - alone ? need : most - alone;
@@ -6724,8 +6740,7 @@ static kvc_result kvc__seq_grow(kvc_seq *s, uint32_t n, kvc_error *err)
     uint32_t i, end = kvc__page_of(c, t, t->end + n - 1) + 1;
     kvc_result r = KVC_OK;
     for (i = 0; i < c->desc.model->n_reaches && r == KVC_OK; i++) {
-        uint32_t pages = end - s->rings[i].first, most = c->pools[i].window_pages;
-        if (c->pools[i].window != 0) most += kvc__pages_spare(s->n_extents);
+        uint32_t pages = end - s->rings[i].first, most = kvc__ring_most(s, &c->pools[i]);
         r = kvc__ring_grow(c, &s->rings[i], i, kvc__ring_leaves(pages < most ? pages : most), err);
     }
     return r;
@@ -6909,14 +6924,20 @@ static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
     memcpy(s->turns, parent->turns, (n - 1) * turn * sizeof *s->turns);
 }
 
+/* No slot, so that the next token begins again with the first. */
+static void kvc__extents_clear(kvc_seq *s)
+{
+    s->n_extents = 1;
+    memset(s->extents, 0, sizeof *s->extents);
+}
+
 /* Empty, without pages. */
 static void kvc__seq_begin(kvc_seq *s)
 {
     s->n_pos = 0;
     s->policy = KVC_POLICY_ERROR;
     s->n_keep = 0;
-    s->n_extents = 1;
-    memset(s->extents, 0, sizeof *s->extents);
+    kvc__extents_clear(s);
 }
 
 /* Rings as long as the other sequence's, which may have grown. */
@@ -6942,8 +6963,8 @@ static kvc_result kvc__seq_open(kvc_seq **out, kvc_cache *c, const kvc_seq *pare
         kvc__lock_leave(&c->lock);
         r = kvc__seq_match(s, parent, err);
         kvc__lock_enter(&c->lock);
-        s->is_open = r == KVC_OK;
         if (r != KVC_OK) {
+            s->is_open = 0;
             kvc__lock_leave(&c->lock);
             return r;
         }
@@ -6985,8 +7006,7 @@ static void kvc__seq_rollback(kvc_seq *s, uint32_t length)
     uint32_t i, end = 0, slot;
     kvc__lock_enter(&c->lock);
     if (length == 0) {
-        s->n_extents = 1;
-        memset(s->extents, 0, sizeof *s->extents);
+        kvc__extents_clear(s);
     } else {
         slot = kvc__slot_of(s, length - 1, &i);
         t = &s->extents[i];
@@ -7217,7 +7237,7 @@ static void kvc__cache_fingerprint(const kvc_cache *c, uint64_t out[2])
 
 /* Bytes on their way from or to the host, gathered to blocks. */
 typedef struct kvc__pipe {
-    kvc_write_fn write;                 /* one of the two; both NULL: only counts */
+    kvc_write_fn write;                 /* one of the two */
     kvc_read_fn read;
     void *user;
     uint64_t hash, n_bytes;
@@ -7237,7 +7257,6 @@ static void kvc__pipe_put(kvc__pipe *p, const void *data, size_t size)
     const unsigned char *from = (const unsigned char *)data;
     size_t n;
     p->n_bytes += size;
-    if (p->write == NULL) return;
     p->hash = kvc__hash_bytes(data, size, p->hash);
     for (; size > 0; size -= n, from += n) {
         n = sizeof p->block - p->n < size ? sizeof p->block - p->n : size;
@@ -7320,10 +7339,6 @@ static void kvc__position_pass(kvc__pipe *p, const kvc_cache *c, uint32_t layer,
 {
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
-    if (p->read == NULL && p->write == NULL) {
-        p->n_bytes += kvc__kv_row(l->type_k, m->head_dim) + kvc__kv_row(l->type_v, m->head_dim_v);
-        return;
-    }
     kvc__key_pass(p, l->type_k, kvc__k_tile(c, layer, head, page, at), at % 16, m->head_dim);
     kvc__value_pass(p, l->type_v, kvc__v_tile(c, layer, head, page, at), at % 16, m->head_dim_v,
         c->v_stride);
@@ -7360,8 +7375,29 @@ static void kvc__tokens_pass(kvc__pipe *p, const kvc_seq *s)
     }
 }
 
+/* Bytes of a file; first: the number of each reach's first page. */
+static uint64_t kvc__save_size(const kvc_seq *s, kvc_save what, const uint32_t *first)
+{
+    const kvc_model *m = s->cache->desc.model;
+    uint64_t sum = sizeof(kvc__save_head) + sizeof(uint64_t) +
+        ((uint64_t)s->n_extents * 3 + m->n_reaches + s->n_pos) * sizeof(uint32_t);
+    uint32_t i;
+    for (i = 0; what == KVC_SAVE_ALL && i < m->n_layers; i++)
+        sum += (uint64_t)kvc__layer_row(s->cache, i) *
+            (s->n_pos - kvc__pos_of_page(s, first[m->layers[i].reach]));
+    return sum;
+}
+
+/* The same for the sequence as it is. */
+static uint64_t kvc__seq_save_size(const kvc_seq *s, kvc_save what)
+{
+    uint32_t first[KVC_MAX_REACHES], i;
+    for (i = 0; i < s->cache->desc.model->n_reaches; i++) first[i] = s->rings[i].first;
+    return kvc__save_size(s, what, first);
+}
+
 /* Everything but the hash. */
-static void kvc__save_pass(kvc__pipe *p, const kvc_seq *s, kvc_save what, uint64_t size)
+static void kvc__save_pass(kvc__pipe *p, const kvc_seq *s, kvc_save what)
 {
     kvc__save_head h;
     uint32_t i, n_reaches = s->cache->desc.model->n_reaches;
@@ -7370,7 +7406,7 @@ static void kvc__save_pass(kvc__pipe *p, const kvc_seq *s, kvc_save what, uint64
     h.version = KVC__SAVE_VERSION;
     h.what = (uint32_t)what;
     kvc__cache_fingerprint(s->cache, h.fingerprint);
-    h.size = size;
+    h.size = kvc__seq_save_size(s, what);
     h.n_pos = s->n_pos;
     h.n_extents = s->n_extents;
     h.policy = (uint32_t)s->policy;
@@ -7380,14 +7416,6 @@ static void kvc__save_pass(kvc__pipe *p, const kvc_seq *s, kvc_save what, uint64
     for (i = 0; i < n_reaches; i++) kvc__pipe_put(p, &s->rings[i].first, sizeof(uint32_t));
     kvc__tokens_pass(p, s);
     for (i = 0; what == KVC_SAVE_ALL && i < n_reaches; i++) kvc__reach_pass(p, s, i);
-}
-
-static uint64_t kvc__save_size(const kvc_seq *s, kvc_save what)
-{
-    kvc__pipe p;
-    memset(&p, 0, sizeof p);
-    kvc__save_pass(&p, s, what, 0);
-    return p.n_bytes + sizeof(uint64_t);
 }
 
 static kvc_result kvc__seq_save(const kvc_seq *s, kvc_save what, kvc_write_fn write, void *user,
@@ -7404,7 +7432,7 @@ static kvc_result kvc__seq_save(const kvc_seq *s, kvc_save what, kvc_write_fn wr
     memset(&p, 0, sizeof p);
     p.write = write;
     p.user = user;
-    kvc__save_pass(&p, s, what, kvc__save_size(s, what));
+    kvc__save_pass(&p, s, what);
     hash = p.hash;
     kvc__pipe_put(&p, &hash, sizeof hash);
     kvc__pipe_flush(&p);
@@ -7445,11 +7473,11 @@ static int kvc__load_extents(kvc__pipe *p, kvc_seq *s, const kvc__save_head *h)
     uint64_t n = 0;
     for (i = 0; i < h->n_extents; i++) {
         kvc__extent *t = &s->extents[i];
-        const kvc__extent *was = t - 1;
         kvc__pipe_get(p, t, 3 * sizeof(uint32_t));
         if (t->slot > t->end || t->end > KVC__MAX_SLOTS || t->page > KVC__MAX_SLOTS) return 0;
         if (t->slot == t->end && h->n_pos > 0) return 0;
         if (i > 0) {
+            const kvc__extent *was = t - 1;
             uint32_t same = (was->end - 1) >> shift == t->slot >> shift;
             if (t->slot <= was->end) return 0;
             if (t->page != kvc__page_of(s->cache, was, was->end - 1) + !same) return 0;
@@ -7485,16 +7513,11 @@ static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full
     const kvc__extent *t = kvc__seq_last(s);
     uint32_t end = s->n_pos > 0 ? kvc__page_of(c, t, t->end - 1) + 1 : 0, needed = 0;
     const uint32_t seen = kvc__first_seen(s->n_pos, pool->window);
-    const uint32_t spare = kvc__pages_spare(s->n_extents);
     if (s->n_pos > 0) needed = kvc__page_at(s, seen < s->n_pos ? seen : s->n_pos - 1);
     if (first < s->extents[0].page || first > needed) return s->n_pos == 0 && first == 0;
-    if (s->policy == KVC_POLICY_GROW) {
-        if (end - first > pool->window_pages && end - first - pool->window_pages > spare) return 0;
-        if (!kvc__load_grow(s, reach, end - first)) {
-            *full = 1;
-            return 0;
-        }
-    } else if (end - first > pool->ring_cap + spare) {
+    if (end - first > kvc__ring_most(s, pool)) return 0;
+    if (s->policy == KVC_POLICY_GROW && !kvc__load_grow(s, reach, end - first)) {
+        *full = 1;
         return 0;
     }
     kvc__lock_enter(&c->lock);
@@ -7509,21 +7532,6 @@ static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full
     return !*full;
 }
 
-/* Bytes of all rows, if each reach begins with page first[reach]. */
-static uint64_t kvc__rows_size(const kvc_seq *s, const uint32_t *first)
-{
-    const kvc_cache *c = s->cache;
-    const kvc_model *m = c->desc.model;
-    uint64_t sum = 0, row;
-    uint32_t i;
-    for (i = 0; i < m->n_layers; i++) {
-        row = kvc__kv_row(c->layers[i].type_k, m->head_dim) +
-            kvc__kv_row(c->layers[i].type_v, m->head_dim_v);
-        sum += row * m->n_kv_heads * (s->n_pos - kvc__pos_of_page(s, first[m->layers[i].reach]));
-    }
-    return sum;
-}
-
 /* All pages, for the places that the file gives. They are not taken before the size it states is
    known to be right, so that a few bytes cannot claim much memory. */
 static int kvc__load_rings(kvc__pipe *p, kvc_seq *s, uint64_t size, int *full)
@@ -7533,8 +7541,7 @@ static int kvc__load_rings(kvc__pipe *p, kvc_seq *s, uint64_t size, int *full)
         kvc__pipe_get(p, &first[i], sizeof first[i]);
         if (kvc__pos_of_page(s, first[i]) > s->n_pos) return 0;
     }
-    if (p->failed || size != p->n_bytes + (uint64_t)s->n_pos * sizeof(kvc_token) +
-        kvc__rows_size(s, first) + sizeof(uint64_t)) return 0;
+    if (p->failed || size != kvc__save_size(s, KVC_SAVE_ALL, first)) return 0;
     for (i = 0; i < n; i++)
         if (!kvc__load_pages(s, i, first[i], full)) return 0;
     return 1;
@@ -8650,7 +8657,7 @@ static void kvc__take_forms(kvc__arena *arena, const kvc_ctx_desc *d, uint64_t w
 static void kvc__scratch_attention(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
 {
     const kvc_model *m = d->model;
-    uint32_t v_stride = (m->head_dim_v + 15u) & ~15u;
+    uint32_t v_stride = kvc__v_stride(m);
     s->attn_floats = kvc__attn_floats(KVC__MAX_QUERIES, m->head_dim, v_stride) +
         KVC__MAX_QUERIES * kvc__part_floats(v_stride);
     s->attn = kvc__take_rows(arena, d->n_threads, s->attn_floats);
@@ -9572,7 +9579,8 @@ static int kvc__save_known(kvc_save what)
 
 KVC_API uint64_t kvc_seq_save_size(const kvc_seq *seq, kvc_save what)
 {
-    return seq != NULL && seq->is_open && kvc__save_known(what) ? kvc__save_size(seq, what) : 0;
+    return seq != NULL && seq->is_open && kvc__save_known(what) ? kvc__seq_save_size(seq, what) :
+        0;
 }
 
 KVC_API kvc_result kvc_seq_save(const kvc_seq *seq, kvc_save what, kvc_write_fn write, void *user,

@@ -15,6 +15,9 @@
 
 #include "../kvc.h"
 
+#define TOOL "kv"
+#include "tool.h"
+
 #define F32 KVC_KV_F32
 #define F16 KVC_KV_F16
 #define Q8 KVC_KV_Q8
@@ -62,24 +65,6 @@ typedef struct bench {
 
 static kvc_error err;
 
-static void fail(const char *what, const char *name)
-{
-    fprintf(stderr, "kv: %s: %s\n", name, what);
-    exit(2);
-}
-
-static void need(kvc_result result)
-{
-    if (result != KVC_OK) fail(err.message, err.where);
-}
-
-static void *get(size_t n, size_t size)
-{
-    void *p = calloc(n, size);
-    if (!p) fail("no memory", "text");
-    return p;
-}
-
 /* ---- one piece with one pair of types ---- */
 
 static size_t likeliest(const float *x, size_t n)
@@ -111,8 +96,8 @@ static double divergence(const float *x, const float *y, size_t n)
 static void run(const bench *b, int row, float *logits)
 {
     kvc_seq *seq;
-    need(kvc_seq_open(&seq, b->cache[row], &err));
-    need(kvc_prefill_rows(b->ctx, seq, b->tokens, b->n, b->wanted, b->n, logits, &err));
+    need(kvc_seq_open(&seq, b->cache[row], &err), &err);
+    need(kvc_prefill_rows(b->ctx, seq, b->tokens, b->n, b->wanted, b->n, logits, &err), &err);
     kvc_seq_close(seq);
 }
 
@@ -151,26 +136,12 @@ static void piece(bench *b)
 
 /* ---- texts ---- */
 
-static char *read_file(const char *path, size_t *size)
-{
-    FILE *f = fopen(path, "rb");
-    char *text;
-    long n = 0;
-    if (!f || fseek(f, 0, SEEK_END) || (n = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
-        fail("the file cannot be read", path);
-    text = (char *)get((size_t)n + 1, 1);
-    if (fread(text, 1, (size_t)n, f) != (size_t)n) fail("the file cannot be read", path);
-    fclose(f);
-    *size = (size_t)n;
-    return text;
-}
-
 /* Appends the tokens of a text to the piece; returns their number. */
 static size_t add_text(bench *b, const char *text, size_t size)
 {
     size_t n;
     need(kvc_tokenize(b->model, text, size, KVC_TEXT_SPECIAL_PARSE, b->tokens + b->n,
-        b->length - b->n, &n, NULL, &err));
+        b->length - b->n, &n, NULL, &err), &err);
     b->n += n;
     return n;
 }
@@ -214,7 +185,7 @@ static void pieces(bench *b, const char *text, size_t size)
     size_t n;
     kvc_tokenize(b->model, text, size, 0, NULL, 0, &n, NULL, &err);
     all = (kvc_token *)get(n, sizeof *all);
-    need(kvc_tokenize(b->model, text, size, 0, all, n, &n, NULL, &err));
+    need(kvc_tokenize(b->model, text, size, 0, all, n, &n, NULL, &err), &err);
     for (size_t i = 0; i + b->length <= n; i += b->length) {
         memcpy(b->tokens, all + i, b->length * sizeof *all);
         b->n = b->reply = b->length;
@@ -253,16 +224,16 @@ static void open_model(bench *b)
 {
     kvc_model_desc model = {.path = b->path, .n_threads = b->threads};
     kvc_ctx_desc ctx = {.n_threads = b->threads};
-    need(kvc_model_open(&b->model, &model, &err));
+    need(kvc_model_open(&b->model, &model, &err), &err);
     kvc_model_query(b->model, &b->info);
     ctx.model = b->model;
-    need(kvc_ctx_new(&b->ctx, &ctx, &err));
+    need(kvc_ctx_new(&b->ctx, &ctx, &err), &err);
     for (int row = 0; row < N_ROWS; row++) {
         kvc_cache_desc cache = {.model = b->model, .n_ctx = b->length, .type_k = rows[row].k,
             .type_v = rows[row].v, .n_edge = rows[row].n_edge, .edge_k = rows[row].edge,
             .edge_v = rows[row].edge};
         kvc_cache_info info;
-        need(kvc_cache_new(&b->cache[row], &cache, &err));
+        need(kvc_cache_new(&b->cache[row], &cache, &err), &err);
         kvc_cache_query(b->cache[row], &info);
         b->tallies[row].bytes = info.bytes_per_token;
     }

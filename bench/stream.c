@@ -34,29 +34,10 @@ typedef struct stream {
     uint32_t n_vocab;
 } stream;
 
-static char *read_text(const char *path, size_t *size)
-{
-    FILE *f = fopen(path, "rb");
-    char *text = NULL;
-    long n = -1;
-    if (f && !fseek(f, 0, SEEK_END) && (n = ftell(f)) > 0) {
-        rewind(f);
-        text = (char *)malloc((size_t)n);
-    }
-    if (!text || fread(text, 1, (size_t)n, f) != (size_t)n) {
-        fprintf(stderr, "stream: %s: cannot be read\n", path);
-        exit(2);
-    }
-    fclose(f);
-    *size = (size_t)n;
-    return text;
-}
-
 /* The evaluation's lines begin with a word that tells what they are. */
 static char *write_dialogues(char *text, size_t *size)
 {
-    char *out = (char *)malloc(*size * 8), *line, *end, *to = out;
-    if (!out) exit(2);
+    char *out = (char *)get(*size, 8), *line, *end, *to = out;
     for (line = text; line < text + *size; line = end + 1) {
         char *rest;
         end = (char *)memchr(line, '\n', (size_t)(text + *size - line));
@@ -76,10 +57,9 @@ static void tokenize(stream *s, const char *path, int is_eval)
 {
     size_t size;
     kvc_error err;
-    char *text = read_text(path, &size);
+    char *text = read_file(path, &size);
     if (is_eval) text = write_dialogues(text, &size);
-    s->tokens = (kvc_token *)malloc((size + 8) * sizeof *s->tokens);
-    if (!s->tokens) exit(2);
+    s->tokens = (kvc_token *)get(size + 8, sizeof *s->tokens);
     need(kvc_tokenize(s->model, text, size, KVC_TEXT_SPECIAL_PARSE, s->tokens, size + 8, &s->n_text,
         NULL, &err), &err);
     free(text);
@@ -98,10 +78,9 @@ static double surprise(const float *logits, size_t n, kvc_token token)
 static void run(stream *s, int keep, block out[N_BLOCKS])
 {
     size_t n = s->n_tokens / N_BLOCKS, at = 0;
-    double *times = (double *)malloc(n * sizeof *times);
+    double *times = (double *)get(n, sizeof *times);
     kvc_seq *seq;
     kvc_error err;
-    if (!times) exit(2);
     need(kvc_seq_open(&seq, s->cache, &err), &err);
     if (keep >= 0)
         need(kvc_seq_set_policy(seq, KVC_POLICY_WINDOW, (uint32_t)keep, &err), &err);

@@ -7,31 +7,58 @@
 #include <stdlib.h>
 #include <time.h>
 
-static void need(kvc_result result, const kvc_error *err)
+static inline void fail(const char *what, const char *name)
 {
-    if (result == KVC_OK) return;
-    fprintf(stderr, TOOL ": %s: %s\n", err->where, err->message);
+    fprintf(stderr, TOOL ": %s: %s\n", name, what);
     exit(2);
 }
 
-static double now(void)     /* seconds */
+static inline void need(kvc_result result, const kvc_error *err)
+{
+    if (result != KVC_OK) fail(err->message, err->where);
+}
+
+static inline double now(void)      /* seconds */
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
-static int compare(const void *a, const void *b)
+static inline int compare(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return x < y ? -1 : x > y;
 }
 
 /* Sorts x. */
-static double median(double *x, size_t n)
+static inline double median(double *x, size_t n)
 {
     qsort(x, n, sizeof *x, compare);
     return x[n / 2];
+}
+
+/* Zeroed memory for n items. */
+static inline void *get(size_t n, size_t size)
+{
+    void *p = calloc(n, size);
+    if (!p) fail("no memory", "allocation");
+    return p;
+}
+
+/* The bytes of a file with a zero behind them; the caller frees them. */
+static inline char *read_file(const char *path, size_t *size)
+{
+    FILE *f = fopen(path, "rb");
+    char *text;
+    long n = 0;
+    if (!f || fseek(f, 0, SEEK_END) || (n = ftell(f)) < 0 || fseek(f, 0, SEEK_SET))
+        fail("the file cannot be read", path);
+    text = (char *)get((size_t)n + 1, 1);
+    if (fread(text, 1, (size_t)n, f) != (size_t)n) fail("the file cannot be read", path);
+    fclose(f);
+    *size = (size_t)n;
+    return text;
 }
 
 #endif

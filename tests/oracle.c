@@ -18,9 +18,9 @@
 #define _POSIX_C_SOURCE 200809L
 #include "../kvc.h"
 
-#include <math.h>
 #include <dirent.h>
 #include <fnmatch.h>
+#include <math.h>
 #include <stdio.h>
 
 #include "golden.h"
