@@ -102,8 +102,12 @@ tsan:
 	    CFLAGS='-O1 -g1 -fsanitize=thread'
 	@$(BUILD)/tsan/test_threads
 
-aarch64: $(BUILD)/bits
+aarch64: aarch64-plain aarch64-dotprod
+
+aarch64-plain: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) aarch64 qemu-aarch64 $(CROSS)gcc
+
+aarch64-dotprod: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) dotprod qemu-aarch64 $(CROSS)gcc -march=armv8.2-a+dotprod
 
 m32: $(BUILD)/bits
@@ -132,6 +136,6 @@ clean:
 	rm -rf $(BUILD)
 
 FORCE:
-.PHONY: all programs run train test deps lint sanitize tsan aarch64 m32 bench mkmodel bench-plot \
-    bench-peers install clean FORCE
+.PHONY: all programs run train test deps lint sanitize tsan aarch64 aarch64-plain \
+    aarch64-dotprod m32 bench mkmodel bench-plot bench-peers install clean FORCE
 .DELETE_ON_ERROR:

@@ -100,7 +100,9 @@
    gives sequences each other's past. None of them touches K or V, and the length of a sequence
    hardly counts: a fork counts up a reference for each 64 pages.
    A full sequence refuses the step, or, with KVC_POLICY_WINDOW, lets its oldest positions go and
-   reads on without end. kvc_seq_save and kvc_seq_load carry a sequence to another process.
+   reads on without end. KVC_POLICY_HEAVY does so, too, but keeps those that got the most attention:
+   it forgets less of one long dialogue, and adapts more slowly when the text turns to something
+   else. kvc_seq_save and kvc_seq_load carry a sequence to another process.
 
    Layers that see only a window of positions (sliding-window attention) need K and V of that window
    alone: they have a pool of pages of their own, and give back what fell out. A sequence of such a
@@ -149,7 +151,8 @@
        number of threads, who else is computed, forks, roll-backs, reorders, saving and loading.
        Where positions were removed, they depend on the tokens and removals of the sequence and
        their order alone; with KVC_POLICY_WINDOW also on n_ctx, page_size and n_keep, which decide
-       what is removed when.
+       what is removed when, and with KVC_POLICY_HEAVY on n_heavy and on roll-backs, whose queries
+       have counted.
    N2  The built-in kernels give the same bits on every instruction set, compiler and system. Each
        sum has one order, written beside the kernel; multiplications and additions are fused where
        the kernel says so and nowhere else; exp, sin, cos and pow are the header's own.
@@ -472,9 +475,14 @@ typedef enum kvc_policy {
     KVC_POLICY_WINDOW = 1,      /* the oldest positions are removed, a page at a time, but for the
                                    first n_keep ("attention sinks", Xiao et al. 2023,
                                    StreamingLLM) */
-    KVC_POLICY_GROW = 2         /* the cache takes more pages from its allocator before the step,
+    KVC_POLICY_GROW = 2,        /* the cache takes more pages from its allocator before the step,
                                    half as many again as it has, or as many as are needed if those
                                    cannot be had; up to 2^30 positions */
+    KVC_POLICY_HEAVY = 3        /* as WINDOW, and of the positions that would go those n_heavy stay
+                                   that have received the most attention from all queries so far,
+                                   summed over heads and over the layers that see everything ("heavy
+                                   hitters", Zhang et al. 2023, H2O). To add it up, every score
+                                   of these layers is computed twice. */
 } kvc_policy;
 
 typedef struct kvc_cache_desc {
@@ -493,6 +501,10 @@ typedef struct kvc_cache_desc {
                                    0: page_size */
     uint32_t n_cuts;            /* ranges that may be missing inside a sequence at once (see
                                    kvc_seq_remove), at most 4,096; 0: 8 */
+    uint32_t n_heavy;           /* most positions that a sequence with KVC_POLICY_HEAVY can keep,
+                                   n_keep and n_heavy together; each takes 4 * rope_dim + 4 bytes,
+                                   and each of n_ctx 8, for every sequence. 0: the policy cannot be
+                                   used */
     kvc_kv_type type_k, type_v; /* 0: KVC_KV_F32 */
     uint32_t n_edge;            /* the first and the last n_edge layers use the next two types
                                    instead: better ones where errors cost most. 0: none */
@@ -557,10 +569,15 @@ KVC_API kvc_result kvc_seq_open(kvc_seq **out, kvc_cache *cache, kvc_error *err)
 KVC_API void kvc_seq_close(kvc_seq *seq);
 
 /* What happens when the sequence is full; KVC_POLICY_ERROR if this is never called. n_keep: first
-   positions that KVC_POLICY_WINDOW keeps, at most kvc_seq_capacity less two pages. A fork has its
-   parent's policy. What a cache has grown by it keeps until it is freed. Errors: ARGUMENT. */
+   positions that KVC_POLICY_WINDOW and KVC_POLICY_HEAVY keep; n_heavy: what the latter keeps beside
+   them, else 0. Both together are at most n_ctx less two pages; the rest of n_ctx is for the most
+   recent positions. Attention is added up from when KVC_POLICY_HEAVY is set. A roll-back does not
+   take back what the forgotten queries have added. A fork has its parent's policy. What a cache has
+   grown by it keeps until it is freed. Errors: ARGUMENT (also: more than n_heavy of the cache; no
+   layer sees all positions, or those with a window see more than the recent ones; the sequence is
+   longer than n_ctx). */
 KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t n_keep,
-    kvc_error *err);
+    uint32_t n_heavy, kvc_error *err);
 
 /* A second sequence with the same past, which costs no K/V memory: pages are shared until one of
    the two writes into a shared page, which copies that page alone. KVC_ERROR_FULL as
@@ -2007,6 +2024,9 @@ typedef struct kvc__attn {
     const float *turns;         /* [n_extents - 1, 2, rope_dim]: back by the gap of each; see the
                                    kernel rope */
     uint32_t rope_dim, apart;   /* as that kernel takes them */
+    uint32_t n_marked;          /* slots below it whose keys are to be turned on by */
+    const float *mark_turns;    /* [tiles, rope_dim / 2, 2, 16]: cosines and sines of a pair of
+                                   dimensions, for the positions of a tile */
     uint32_t n_rows, n_q;       /* at most KVC__MAX_QUERIES queries */
     uint32_t head_dim, head_dim_v, v_stride;    /* v_stride: elements from row to row */
     uint32_t slot, window;      /* row r sees the slots up to its own, slot + r, and of these the
@@ -2016,6 +2036,11 @@ typedef struct kvc__attn {
     float *state;               /* [queries, part] the spans so far, merged */
     float *parts;               /* [to - from, queries, part] the spans' own */
     float *work;                /* [kvc__attn_floats] */
+    float *tops;                /* [n_rows, tops_stride]: n_q pairs of the largest score and the sum
+                                   of the weights over all spans, written for and read by the
+                                   tally; or NULL */
+    size_t tops_stride;
+    uint64_t *tally;            /* [positions] see "heavy hitters" in >>kv */
 } kvc__attn;
 
 static uint32_t kvc__part_floats(uint32_t v_stride)
@@ -2024,11 +2049,11 @@ static uint32_t kvc__part_floats(uint32_t v_stride)
 }
 
 /* Floats of working memory: the weights of a span, its parts, a copy of the queries in floats or 8
-   bits, and one of them turned. */
+   bits, one of them turned, and four tiles of keys. */
 static size_t kvc__attn_floats(uint32_t n_queries, uint32_t head_dim, uint32_t v_stride)
 {
     const size_t whole = (size_t)kvc__div_up(head_dim, 32) * 32;
-    return n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + whole) + whole;
+    return n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + whole) + 65 * whole;
 }
 
 /* Keys in 4 bits are rotated by the Walsh-Hadamard transform before they are rounded, and the
@@ -2056,6 +2081,7 @@ static void kvc__key_rotate(float *x, uint32_t width)
 typedef struct kvc__span {
     const unsigned char *k[KVC__SPAN_TILES + 8], *v[KVC__SPAN_TILES + 8];   /* tiles */
     uint32_t extent;
+    int marked;                 /* has slots with marks; then scores are computed in floats */
     uint32_t start;             /* the first slot */
     uint32_t lo[KVC__MAX_QUERIES], hi[KVC__MAX_QUERIES];    /* lo <= slot - start < hi, and */
     uint32_t n_queries;                                     /* lo == hi for none; both rise */
@@ -2173,6 +2199,29 @@ static void kvc__place_get(const kvc__kv_place *p, unsigned char *block)
         memcpy(block + 2 + i * p->word, p->codes + i * p->apart, p->word);
 }
 
+/* Keys of a tile in codes as floats, [width of whole blocks, 16]; those of 4 bits stay rotated. */
+static void kvc__key_floats(kvc_kv_type type, const unsigned char *tile, uint32_t head_dim,
+    float *k)
+{
+    const size_t size = 16 * (2 + (size_t)kvc__kv_codes(type));
+    uint32_t b, j, lane;
+    for (b = 0; b < kvc__div_up(head_dim, 32); b++, tile += size) {
+        for (lane = 0; lane < 16; lane++) {
+            const float scale = kvc__f16_to_f32(kvc__rd16(tile + 2 * lane));
+            for (j = 0; j < kvc__kv_codes(type); j++) {
+                const unsigned char code = tile[32 + j / 4 * 64 + 4 * lane + j % 4];
+                float *to = k + 16 * (32 * b + j) + lane;
+                if (type == KVC_KV_Q8) {
+                    to[0] = scale * (float)(int8_t)code;
+                } else {
+                    to[0] = scale * (float)((int)(code & 15u) - 8);
+                    to[16 * 16] = scale * (float)((int)(code >> 4) - 8);
+                }
+            }
+        }
+    }
+}
+
 /* The first position that the row at `pos` sees. */
 static uint32_t kvc__first_seen(uint32_t pos, uint32_t window)
 {
@@ -2222,6 +2271,7 @@ static void kvc__span_find(kvc__span *s, const kvc__attn *a, uint32_t number)
         if (number < n) break;
     }
     s->start = (t->slot / KVC__SPAN + number) * KVC__SPAN;
+    s->marked = t->slot < a->n_marked && s->start < a->n_marked;
 }
 
 static uint32_t kvc__span_clamp(uint32_t slot, uint32_t start)
@@ -2308,7 +2358,8 @@ static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
     X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
     X(void, accumulate, (float *y, const float *x, uint32_t n)) \
     X(void, attention, (const kvc__attn *a)) \
-    X(void, attention_merge, (const kvc__attn *a))
+    X(void, attention_merge, (const kvc__attn *a)) \
+    X(void, attention_tally, (const kvc__attn *a, uint32_t number, uint32_t tile))
 
 #define KVC__FIELD(ret, name, args) ret (*name) args;
 typedef struct kvc__kernels {
@@ -5916,6 +5967,12 @@ struct kvc_seq {
     kvc__extent *extents;               /* [n_cuts + 2] */
     float *turns;                       /* [n_cuts + 1, 2, rope_dim] see kvc__attn */
     kvc__ring rings[KVC_MAX_REACHES];
+    /* see "heavy hitters" */
+    uint32_t n_heavy;
+    uint32_t n_marked;                  /* slots from 0 on whose keys are turned by others, */
+    uint32_t *marks;                    /* [n_heavy of the desc] these */
+    float *mark_turns;                  /* [tiles, rope_dim / 2, 2, 16] see kvc__attn */
+    uint64_t *tally;                    /* [pages of n_ctx * page_size] by position */
 };
 
 struct kvc_cache {
@@ -5946,6 +6003,34 @@ static kvc_result kvc__kv_type_resolve(kvc_kv_type *t, const char *field, kvc_er
     return kvc__fail(err, KVC_ERROR_ARGUMENT, field, "not a kvc_kv_type");
 }
 
+/* Pages that n positions take from the first place of a page on. */
+static uint32_t kvc__pages_for(const kvc_cache_desc *d, uint32_t n)
+{
+    return (uint32_t)(((uint64_t)n + d->page_size - 1) / d->page_size);
+}
+
+/* Room for the recent positions: a page to be written, one that joins the choice, and all that a
+   window sees. */
+static kvc_result kvc__heavy_check(const kvc_cache_desc *d, kvc_error *err)
+{
+    const kvc_model *m = d->model;
+    uint32_t i, pages = kvc__pages_for(d, d->n_ctx), most, full = 0;
+    if (d->n_heavy == 0) return KVC_OK;
+    if (d->n_heavy > d->n_ctx || kvc__pages_for(d, d->n_heavy) + 2 > pages)
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_heavy",
+            "two pages must stay free of positions", d->n_ctx, "and kept would be", d->n_heavy);
+    most = (pages - kvc__pages_for(d, d->n_heavy) - 2) * d->page_size;
+    for (i = 0; i < m->n_reaches; i++) {
+        if (m->reaches[i].window == 0) full = 1;
+        else if ((uint64_t)m->reaches[i].window + d->n_back > most)
+            return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_heavy",
+                "recent positions would be", most, "and layers with a window see, with n_back,",
+                m->reaches[i].window + d->n_back);
+    }
+    if (full) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_heavy", "no layer sees all positions");
+}
+
 /* Fills in the defaults; fails naming the field. */
 static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
 {
@@ -5970,6 +6055,7 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
     if (d->n_cuts == 0) d->n_cuts = 8;
     if (d->n_cuts > 4096)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_cuts", "more than 4096");
+    if ((r = kvc__heavy_check(d, err)) != KVC_OK) return r;
     if ((r = kvc__kv_type_resolve(&d->type_k, "type_k", err)) != KVC_OK ||
         (r = kvc__kv_type_resolve(&d->type_v, "type_v", err)) != KVC_OK ||
         (r = kvc__kv_type_resolve(&d->edge_k, "edge_k", err)) != KVC_OK ||
@@ -6161,6 +6247,29 @@ static void kvc__extents_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache
     }
 }
 
+static void kvc__heavy_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d)
+{
+    const uint32_t n = (d->n_heavy + 15u) & ~15u, rope_dim = d->model->rope_dim;
+    const size_t n_tally = (size_t)kvc__pages_for(d, d->n_ctx) * d->page_size;
+    uint32_t *marks;
+    float *turns;
+    uint64_t *tally;
+    uint32_t i;
+    size_t turn_size = 0, tally_size = 0;
+    if (d->n_heavy == 0) return;
+    if (!kvc__mul_size(&turn_size, (size_t)n * sizeof *turns, rope_dim) ||
+        !kvc__mul_size(&tally_size, n_tally, sizeof *tally))
+        arena->overflow = 1;
+    marks = (uint32_t *)kvc__take(arena, d->n_seqs, n * sizeof *marks);
+    turns = (float *)kvc__take(arena, d->n_seqs, turn_size);
+    tally = (uint64_t *)kvc__take(arena, d->n_seqs, tally_size);
+    for (i = 0; arena->base != NULL && i < d->n_seqs; i++) {
+        c->seqs[i].marks = marks + (size_t)i * n;
+        c->seqs[i].mark_turns = turns + (size_t)i * n * rope_dim;
+        c->seqs[i].tally = tally + i * n_tally;
+    }
+}
+
 /* The reach whose pages hold the tokens. */
 static uint32_t kvc__token_reach(const kvc_model *m)
 {
@@ -6196,6 +6305,7 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
         if (c != NULL) c->pools[i] = pool;
     }
     kvc__extents_layout(arena, c, d);
+    kvc__heavy_layout(arena, c, d);
     if (c == NULL) return NULL;
     c->token_reach = kvc__token_reach(m);
     for (i = 0; i < m->n_layers; i++) {
@@ -6501,6 +6611,64 @@ static void kvc__page_copy(kvc_cache *c, uint32_t reach, uint32_t to, uint32_t f
     }
 }
 
+/* Copies a key from one lane of a tile to one of another, or of the same. */
+static void kvc__key_move(kvc_kv_type type, unsigned char *from, uint32_t lane, unsigned char *to,
+    uint32_t to_lane, uint32_t head_dim)
+{
+    const size_t size = kvc__kv_size(type);
+    unsigned char block[34];
+    uint32_t i;
+    if (kvc__kv_coded(type)) {
+        for (i = 0; i < kvc__div_up(head_dim, 32); i++) {
+            kvc__kv_place a = kvc__key_place(type, from, lane, i);
+            kvc__kv_place b = kvc__key_place(type, to, to_lane, i);
+            kvc__place_get(&a, block);
+            kvc__place_put(&b, block);
+        }
+        return;
+    }
+    for (i = 0; i < head_dim; i++)
+        memcpy(to + (16 * i + to_lane) * size, from + (16 * i + lane) * size, size);
+}
+
+static void kvc__value_move(kvc_kv_type type, unsigned char *from, uint32_t lane,
+    unsigned char *to, uint32_t to_lane, uint32_t v_stride)
+{
+    const size_t row = v_stride * kvc__kv_size(type);
+    unsigned char block[34];
+    uint32_t i, n_blocks = kvc__div_up(v_stride, 32);
+    if (!kvc__kv_coded(type)) {
+        memcpy(to + to_lane * row, from + lane * row, row);
+        return;
+    }
+    for (i = 0; i < n_blocks; i++) {
+        kvc__kv_place a = kvc__value_place(type, from, lane, i, n_blocks);
+        kvc__kv_place b = kvc__value_place(type, to, to_lane, i, n_blocks);
+        kvc__place_get(&a, block);
+        kvc__place_put(&b, block);
+    }
+}
+
+/* Copies a position of c->token_reach from its place in one page to one in another. */
+static void kvc__position_move(const kvc_cache *c, uint32_t page, uint32_t at, uint32_t to_page,
+    uint32_t to_at)
+{
+    const kvc_model *m = c->desc.model;
+    uint32_t i, h;
+    if (page == to_page && at == to_at) return;
+    kvc__page_tokens(c, to_page)[to_at] = kvc__page_tokens(c, page)[at];
+    for (i = 0; i < m->n_layers; i++) {
+        const kvc__layer_kv *l = &c->layers[i];
+        if (m->layers[i].reach != c->token_reach) continue;
+        for (h = 0; h < m->n_kv_heads; h++) {
+            kvc__key_move(l->type_k, kvc__k_tile(c, i, h, page, at), at % 16,
+                kvc__k_tile(c, i, h, to_page, to_at), to_at % 16, m->head_dim);
+            kvc__value_move(l->type_v, kvc__v_tile(c, i, h, page, at), at % 16,
+                kvc__v_tile(c, i, h, to_page, to_at), to_at % 16, c->v_stride);
+        }
+    }
+}
+
 /* ---- places ---- */
 
 #define KVC__MAX_SLOTS (1u << 30)   /* with a policy, a sequence ends here at last */
@@ -6608,6 +6776,38 @@ static uint32_t kvc__ring_most(const kvc_seq *s, const kvc__pool *pool)
     return most == UINT32_MAX ? most : most + kvc__pages_spare(s->n_extents);
 }
 
+/* Rows that fit before another page would be one too many for n_ctx; may be negative. */
+static int64_t kvc__seq_room(const kvc_seq *s)
+{
+    const kvc_cache *c = s->cache;
+    const kvc__extent *t = kvc__seq_last(s);
+    int64_t pages = (int64_t)s->extents[0].page + kvc__ctx_pages(c) - t->page;
+    return (pages + (t->slot >> c->page_shift)) * c->desc.page_size - t->end;
+}
+
+/* Pages of what KVC_POLICY_HEAVY keeps. */
+static uint32_t kvc__heavy_pages(const kvc_seq *s)
+{
+    return kvc__pages_for(&s->cache->desc, s->n_keep + s->n_heavy);
+}
+
+/* kvc__ring_need with KVC_POLICY_HEAVY, where n positions take `need` pages: what was chosen must
+   lie in pages of its own, and pages that are given back are used again if nobody holds them. */
+static uint32_t kvc__heavy_need(const kvc_seq *s, uint32_t reach, uint32_t need, uint32_t n)
+{
+    const kvc__pool *pool = &s->cache->pools[reach];
+    const kvc__ring *ring = &s->rings[reach];
+    const uint32_t held = ring->end - ring->first, ctx = kvc__ctx_pages(s->cache);
+    uint32_t i, most = ctx > held ? ctx - held : 0, front = kvc__heavy_pages(s);
+    if ((int64_t)n <= kvc__seq_room(s)) return need;
+    for (i = ring->first; i < ring->end; i++) {
+        if (kvc__ring_alone(pool, ring, i)) continue;
+        most++;
+        need += i - ring->first < front;
+    }
+    return need < most ? need : most;
+}
+
 /* Pages that the ring must find free for n more positions, which may be computed in chunks. What is
    given back on the way is used again, if nobody else holds it. */
 static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
@@ -6620,6 +6820,8 @@ static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
     need = kvc__page_of(c, t, t->end + n - 1) + 1;
     need = need > ring->end ? need - ring->end : 0;
     need += last < ring->end && !kvc__ring_alone(pool, ring, last);
+    if (pool->window == 0 && s->policy == KVC_POLICY_HEAVY)
+        return kvc__heavy_need(s, reach, need, n);
     if (need == 0 || (pool->window == 0 && s->policy != KVC_POLICY_WINDOW)) return need;
     most = kvc__ring_most(s, pool);
     if (s->policy == KVC_POLICY_WINDOW && most > kvc__ctx_pages(c)) most = kvc__ctx_pages(c);
@@ -6828,6 +7030,8 @@ static void kvc__seq_cut(kvc_seq *s, uint32_t from, uint32_t to, int again)
     kvc__extent *t = s->extents;
     uint32_t i, j, slot_i = kvc__slot_of(s, from, &i), slot_j = kvc__slot_of(s, to, &j), left, n;
     uint32_t page_j = kvc__page_of(c, &t[j], slot_j), page_i = page_j, moved, end = t[j].end;
+    if (s->policy == KVC_POLICY_HEAVY)
+        memmove(s->tally + from, s->tally + to, (s->n_pos - to) * sizeof *s->tally);
     left = i + (slot_i > t[i].slot);            /* extents before the range */
     if (from > 0) page_i = kvc__page_at(s, from - 1) + 1;
     moved = page_j > page_i ? page_j - page_i : 0;
@@ -6849,18 +7053,143 @@ static void kvc__seq_cut(kvc_seq *s, uint32_t from, uint32_t to, int again)
 static uint32_t kvc__seq_slide(kvc_seq *s, uint32_t n)
 {
     const kvc_cache *c = s->cache;
-    const int64_t most = kvc__ctx_pages(c);
     uint32_t end, i, slot;
     for (;;) {
-        const kvc__extent *t = kvc__seq_last(s);
-        int64_t room = (int64_t)s->extents[0].page + most - t->page + (t->slot >> c->page_shift);
-        room = room * c->desc.page_size - t->end;
+        int64_t room = kvc__seq_room(s);
         if (room > 0) return n < room ? n : (uint32_t)room;
         slot = kvc__slot_of(s, s->n_keep, &i);
         end = ((slot >> c->page_shift) + 1) << c->page_shift;
         if (end > s->extents[i].end) end = s->extents[i].end;
         kvc__seq_cut(s, s->n_keep, s->n_keep + end - slot, 1);
     }
+}
+
+/* ---- heavy hitters ----
+   With KVC_POLICY_HEAVY the tally of a position is the attention that all queries have paid it, in
+   fractions of 2^20 and whole numbers, so that the order in which threads and chunks add is of no
+   account. When n_ctx is used up, the oldest of the recent pages joins those that were chosen
+   before: of all their positions the first n_keep stay, and of the others those with the largest
+   tallies. They are put together in the first pages in their old order, as one extent whose slots
+   are positions. Their keys and values move as they are; a key stays turned by the slot that it was
+   computed at, its mark, and attention turns it on in passing. So no key is rounded twice, however
+   often it moves. */
+
+/* The slot that the key of a slot is turned by. */
+static uint32_t kvc__slot_mark(const kvc_seq *s, uint32_t slot)
+{
+    return slot < s->n_marked ? s->marks[slot] : slot;
+}
+
+/* Writes down the turns from tile `tile` on. */
+static void kvc__heavy_measure(kvc_seq *s, uint32_t tile)
+{
+    const kvc_model *m = s->cache->desc.model;
+    const uint32_t half = m->rope_dim / 2;
+    uint32_t slot, i;
+    for (slot = 16 * tile; slot < ((s->n_marked + 15u) & ~15u); slot++) {
+        float *turn = s->mark_turns + (size_t)(slot / 16) * half * 32 + slot % 16;
+        double back = (double)slot - (double)kvc__slot_mark(s, slot), sine, cosine;
+        for (i = 0; i < half; i++, turn += 32) {
+            kvc__sincos(back * m->rope_freq[i], &sine, &cosine);
+            turn[0] = (float)cosine;
+            turn[16] = (float)sine;
+        }
+    }
+}
+
+/* The n-th largest tally of the positions [from, to), found bit by bit. *spare: how many of its
+   equals are too many. */
+static uint64_t kvc__heavy_least(const kvc_seq *s, uint32_t from, uint32_t to, uint32_t n,
+    uint32_t *spare)
+{
+    uint64_t least = 0, bit;
+    uint32_t i, count;
+    *spare = 0;
+    if (to <= from || to - from <= n) return 0;
+    for (bit = (uint64_t)1 << 63; bit != 0; bit >>= 1) {
+        for (count = 0, i = from; i < to; i++) count += s->tally[i] >= (least | bit);
+        if (count >= n) least |= bit;
+    }
+    for (count = 0, i = from; i < to; i++) count += s->tally[i] >= least;
+    *spare = count - n;
+    return least;
+}
+
+/* Makes the first n pages the sequence's own. The lock is not held. */
+static void kvc__heavy_own(kvc_seq *s, uint32_t n)
+{
+    kvc_cache *c = s->cache;
+    kvc__pool *pool = &c->pools[c->token_reach];
+    kvc__ring *ring = &s->rings[c->token_reach];
+    uint32_t i, old, page;
+    kvc__leaf *leaf;
+    kvc__lock_enter(&c->lock);
+    for (i = ring->first; i < ring->first + n; i++) {
+        if (kvc__ring_alone(pool, ring, i)) continue;
+        leaf = kvc__leaf_own(pool, ring, i);
+        old = leaf->pages[i % KVC__LEAF_PAGES];
+        page = leaf->pages[i % KVC__LEAF_PAGES] = kvc__page_take(pool, ring);
+        kvc__lock_leave(&c->lock);
+        kvc__page_copy(c, c->token_reach, page, old);
+        kvc__lock_enter(&c->lock);
+        kvc__page_drop(pool, old);
+    }
+    kvc__lock_leave(&c->lock);
+}
+
+/* Puts what stays of the positions before `end` together in the first places; returns their
+   number. A position never moves up. */
+static uint32_t kvc__heavy_gather(kvc_seq *s, uint32_t end)
+{
+    kvc_cache *c = s->cache;
+    const kvc__ring *ring = &s->rings[c->token_reach];
+    const kvc__extent *t = s->extents;
+    const uint32_t mask = c->desc.page_size - 1;
+    uint32_t pos, slot = t->slot, n = 0, spare, page;
+    uint64_t least = kvc__heavy_least(s, s->n_keep, end, s->n_heavy, &spare);
+    for (pos = 0; pos < end; pos++, slot++) {
+        if (slot == t->end) slot = (++t)->slot;
+        if (pos >= s->n_keep && s->tally[pos] < least) continue;
+        if (pos >= s->n_keep && s->tally[pos] == least && spare > 0) {
+            spare--;
+            continue;
+        }
+        page = kvc__ring_at(ring, kvc__page_of(c, t, slot));
+        kvc__position_move(c, page, slot & mask,
+            kvc__ring_at(ring, ring->first + (n >> c->page_shift)), n & mask);
+        s->marks[n] = kvc__slot_mark(s, slot);
+        s->tally[n++] = s->tally[pos];
+    }
+    memmove(s->tally + n, s->tally + end, (s->n_pos - end) * sizeof *s->tally);
+    return n;
+}
+
+/* Makes room for a page. */
+static void kvc__seq_distil(kvc_seq *s)
+{
+    kvc_cache *c = s->cache;
+    const kvc__ring *ring = &s->rings[c->token_reach];
+    const uint32_t first = ring->first, kept = kvc__heavy_pages(s);
+    const uint32_t recent = ring->end - (kvc__ctx_pages(c) - kept - 1);
+    uint32_t end = kvc__pos_of_page(s, recent), slot, extent, n, i;
+    kvc__extent *t = s->extents;
+    kvc__heavy_own(s, kept);
+    slot = kvc__slot_of(s, end, &extent);
+    n = kvc__heavy_gather(s, end);
+    t[extent].slot = slot;
+    t[extent].page = recent;
+    memmove(t + 1, t + extent, (s->n_extents - extent) * sizeof *t);
+    s->n_extents -= extent;
+    s->n_extents++;
+    t->slot = 0;
+    t->end = s->n_marked = n;
+    t->page = recent - kvc__pages_for(&c->desc, n);
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->desc.model->n_reaches; i++)
+        kvc__ring_cut(&c->pools[i], &s->rings[i], first + recent - t->page, recent, 1);
+    kvc__lock_leave(&c->lock);
+    kvc__seq_measure(s);
+    kvc__heavy_measure(s, 0);
 }
 
 /* Makes ready for the next rows, n at most, and returns how many. The last page becomes the
@@ -6870,6 +7199,11 @@ static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
 {
     kvc_cache *c = s->cache;
     uint32_t old[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches, copies = 0, page;
+    if (s->policy == KVC_POLICY_HEAVY) {
+        if (kvc__seq_room(s) <= 0) kvc__seq_distil(s);
+        if ((int64_t)n > kvc__seq_room(s)) n = (uint32_t)kvc__seq_room(s);
+        memset(s->tally + s->n_pos, 0, n * sizeof *s->tally);
+    }
     kvc__lock_enter(&c->lock);
     if (s->policy == KVC_POLICY_WINDOW) n = kvc__seq_slide(s, n);
     for (i = 0; i < n_reaches; i++) {
@@ -6922,12 +7256,22 @@ static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
     s->n_extents = parent->n_extents;
     memcpy(s->extents, parent->extents, n * sizeof *s->extents);
     memcpy(s->turns, parent->turns, (n - 1) * turn * sizeof *s->turns);
+    s->n_heavy = parent->n_heavy;
+    s->n_marked = parent->n_marked;
+    if (s->n_marked != 0) {
+        memcpy(s->marks, parent->marks, s->n_marked * sizeof *s->marks);
+        memcpy(s->mark_turns, parent->mark_turns,
+            (size_t)((s->n_marked + 15u) & ~15u) * (turn / 2) * sizeof *s->mark_turns);
+    }
+    if (s->policy == KVC_POLICY_HEAVY)
+        memcpy(s->tally, parent->tally, s->n_pos * sizeof *s->tally);
 }
 
 /* No slot, so that the next token begins again with the first. */
 static void kvc__extents_clear(kvc_seq *s)
 {
     s->n_extents = 1;
+    s->n_marked = 0;
     memset(s->extents, 0, sizeof *s->extents);
 }
 
@@ -6936,7 +7280,7 @@ static void kvc__seq_begin(kvc_seq *s)
 {
     s->n_pos = 0;
     s->policy = KVC_POLICY_ERROR;
-    s->n_keep = 0;
+    s->n_keep = s->n_heavy = 0;
     kvc__extents_clear(s);
 }
 
@@ -7013,6 +7357,10 @@ static void kvc__seq_rollback(kvc_seq *s, uint32_t length)
         end = kvc__page_of(c, t, slot) + 1;
         t->end = slot + 1;
         s->n_extents = i + 1;
+        if (t->end < s->n_marked) {
+            s->n_marked = t->end;
+            kvc__heavy_measure(s, s->n_marked / 16);
+        }
     }
     for (i = 0; i < c->desc.model->n_reaches; i++) kvc__ring_trim(&c->pools[i], &s->rings[i], end);
     kvc__seq_measure(s);
@@ -7051,6 +7399,9 @@ static kvc_result kvc__seq_remove(kvc_seq *s, uint32_t from, uint32_t to, kvc_er
     if (!kvc__seq_can_cut(s, from, to))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "from",
             "layers that see a window have given back what they would see again");
+    if (s->policy == KVC_POLICY_HEAVY && s->cache->desc.model->n_reaches > 1)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "from",
+            "with KVC_POLICY_HEAVY and layers that see a window only the end can be removed");
     kvc__lock_enter(&s->cache->lock);
     kvc__seq_cut(s, from, to, 0);
     kvc__lock_leave(&s->cache->lock);
@@ -7199,26 +7550,68 @@ static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_
     }
 }
 
-static int kvc__policy_fits(const kvc_cache_desc *d, kvc_policy policy, uint32_t n_keep)
+/* Whether the cache has room for what a policy keeps. */
+static int kvc__policy_fits(const kvc_cache_desc *d, kvc_policy policy, uint32_t n_keep,
+    uint32_t n_heavy)
 {
+    if (policy == KVC_POLICY_HEAVY)
+        return n_heavy != 0 && n_heavy <= d->n_heavy && n_keep <= d->n_heavy - n_heavy;
+    if (n_heavy != 0) return 0;
     if (policy != KVC_POLICY_WINDOW) return 1;
     return d->n_ctx >= 2 * d->page_size && n_keep <= d->n_ctx - 2 * d->page_size;
 }
 
+/* Whether KVC_POLICY_HEAVY can begin: the positions have tallies, and where layers see a window,
+   the recent ones fill their pages. */
+static int kvc__heavy_can_begin(const kvc_seq *s)
+{
+    const kvc_cache *c = s->cache;
+    const kvc__extent *t = s->extents;
+    if (s->n_pos > kvc__ctx_pages(c) << c->page_shift) return 0;
+    if (c->desc.model->n_reaches == 1 || s->n_extents == 1) return 1;
+    return s->n_extents == 2 && t->slot == 0 && t->end <= s->n_marked;
+}
+
+static kvc_result kvc__seq_set_policy(kvc_seq *s, kvc_policy policy, uint32_t n_keep,
+    uint32_t n_heavy, kvc_error *err)
+{
+    const kvc_cache_desc *d = &s->cache->desc;
+    if (policy != KVC_POLICY_HEAVY && n_heavy != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_heavy", "not 0 without KVC_POLICY_HEAVY");
+    if (policy == KVC_POLICY_HEAVY && !kvc__policy_fits(d, policy, n_keep, n_heavy))
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_heavy",
+            "0, or with n_keep more than the cache allows, which is", d->n_heavy,
+            "and they are", (uint64_t)n_keep + n_heavy);
+    if (!kvc__policy_fits(d, policy, n_keep, n_heavy))
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_keep", "the sequence holds", d->n_ctx,
+            "positions, of which two pages must be free to go; to be kept are", n_keep);
+    if (policy == KVC_POLICY_HEAVY && s->policy != policy) {
+        if (!kvc__heavy_can_begin(s))
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq",
+                "longer than n_ctx, or ranges are missing and layers see a window");
+        memset(s->tally, 0, s->n_pos * sizeof *s->tally);
+    }
+    s->policy = policy;
+    s->n_keep = n_keep;
+    s->n_heavy = n_heavy;
+    return KVC_OK;
+}
+
 /* ---- saving and loading ----
-   A file is a head, the extents, the number of each reach's first page, the tokens, then for each
-   reach the rows of its layers: head by head, the key and the value of every position held. It ends
-   with a hash of all bytes before. Numbers are little-endian. */
+   A file is a head, the extents, the marks, the number of each reach's first page, the tokens, with
+   KVC_POLICY_HEAVY their tallies, then for each reach the rows of its layers: head by head, the key
+   and the value of every position held. It ends with a hash of all bytes before. Numbers are
+   little-endian. */
 #define KVC__SAVE_MAGIC 0x1a0a0d716573766bu     /* "kvseq", then what a text transfer would break */
-#define KVC__SAVE_VERSION 1u
+#define KVC__SAVE_VERSION 2u
 
 typedef struct kvc__save_head {
     uint64_t magic;
     uint32_t version, what;
     uint64_t fingerprint[2];
     uint64_t size;                      /* of all */
-    uint32_t n_pos, n_extents, policy, n_keep;
-} kvc__save_head;                       /* 56 bytes */
+    uint32_t n_pos, n_extents, policy, n_keep, n_heavy, n_marked;
+} kvc__save_head;                       /* 64 bytes */
 
 /* What K and V depend on, and how they are stored. */
 static void kvc__cache_fingerprint(const kvc_cache *c, uint64_t out[2])
@@ -7375,13 +7768,21 @@ static void kvc__tokens_pass(kvc__pipe *p, const kvc_seq *s)
     }
 }
 
+static void kvc__tally_pass(kvc__pipe *p, const kvc_seq *s)
+{
+    uint32_t i;
+    for (i = 0; s->policy == KVC_POLICY_HEAVY && i < s->n_pos; i++)
+        kvc__pipe_pass(p, &s->tally[i], sizeof *s->tally);
+}
+
 /* Bytes of a file; first: the number of each reach's first page. */
 static uint64_t kvc__save_size(const kvc_seq *s, kvc_save what, const uint32_t *first)
 {
     const kvc_model *m = s->cache->desc.model;
     uint64_t sum = sizeof(kvc__save_head) + sizeof(uint64_t) +
-        ((uint64_t)s->n_extents * 3 + m->n_reaches + s->n_pos) * sizeof(uint32_t);
+        ((uint64_t)s->n_extents * 3 + s->n_marked + m->n_reaches + s->n_pos) * sizeof(uint32_t);
     uint32_t i;
+    if (s->policy == KVC_POLICY_HEAVY) sum += (uint64_t)s->n_pos * sizeof(uint64_t);
     for (i = 0; what == KVC_SAVE_ALL && i < m->n_layers; i++)
         sum += (uint64_t)kvc__layer_row(s->cache, i) *
             (s->n_pos - kvc__pos_of_page(s, first[m->layers[i].reach]));
@@ -7411,10 +7812,14 @@ static void kvc__save_pass(kvc__pipe *p, const kvc_seq *s, kvc_save what)
     h.n_extents = s->n_extents;
     h.policy = (uint32_t)s->policy;
     h.n_keep = s->n_keep;
+    h.n_heavy = s->n_heavy;
+    h.n_marked = s->n_marked;
     kvc__pipe_put(p, &h, sizeof h);
     for (i = 0; i < s->n_extents; i++) kvc__pipe_put(p, &s->extents[i], 3 * sizeof(uint32_t));
+    for (i = 0; i < s->n_marked; i++) kvc__pipe_put(p, &s->marks[i], sizeof *s->marks);
     for (i = 0; i < n_reaches; i++) kvc__pipe_put(p, &s->rings[i].first, sizeof(uint32_t));
     kvc__tokens_pass(p, s);
+    kvc__tally_pass(p, s);
     for (i = 0; what == KVC_SAVE_ALL && i < n_reaches; i++) kvc__reach_pass(p, s, i);
 }
 
@@ -7423,7 +7828,7 @@ static kvc_result kvc__seq_save(const kvc_seq *s, kvc_save what, kvc_write_fn wr
 {
     kvc__pipe p;
     uint64_t hash;
-    if (what == KVC_SAVE_TOKENS && (s->n_extents > 1 || s->extents[0].slot != 0))
+    if (what == KVC_SAVE_TOKENS && (s->n_extents > 1 || s->extents[0].slot != 0 || s->n_marked))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "what",
             "positions were removed, so computing the tokens again gives something else");
     if (what == KVC_SAVE_TOKENS && s->n_pos > 0 && kvc__token_at(s, 0) == NULL)
@@ -7454,8 +7859,12 @@ static kvc_result kvc__load_head(kvc__pipe *p, const kvc_cache *c, kvc__save_hea
     if (h->fingerprint[0] != fingerprint[0] || h->fingerprint[1] != fingerprint[1])
         return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "fingerprint",
             "saved with another model, other K/V types or another page_size");
-    if (h->what > KVC_SAVE_TOKENS || h->policy > KVC_POLICY_GROW || h->n_extents == 0)
+    if (h->what > KVC_SAVE_TOKENS || h->policy > KVC_POLICY_HEAVY || h->n_extents == 0 ||
+        (h->what == KVC_SAVE_TOKENS && h->n_marked != 0))
         return kvc__fail(err, KVC_ERROR_FORMAT, "head", "damaged");
+    if (h->n_marked > c->desc.n_heavy)
+        return kvc__fail_numbers(err, KVC_ERROR_FULL, "n_heavy", "heavy hitters of a sequence",
+            c->desc.n_heavy, "and needed", h->n_marked);
     if (h->policy == KVC_POLICY_ERROR && h->n_pos > c->desc.n_ctx)
         return kvc__fail_numbers(err, KVC_ERROR_FULL, "n_ctx", "positions of a sequence",
             c->desc.n_ctx, "and needed", h->n_pos);
@@ -7489,6 +7898,20 @@ static int kvc__load_extents(kvc__pipe *p, kvc_seq *s, const kvc__save_head *h)
     s->n_extents = h->n_extents;
     kvc__seq_measure(s);
     return n == h->n_pos && !p->failed;
+}
+
+/* A position is computed before its slot is another's. */
+static int kvc__load_marks(kvc__pipe *p, kvc_seq *s, const kvc__save_head *h)
+{
+    uint32_t i;
+    for (i = 0; i < h->n_marked; i++) {
+        kvc__pipe_get(p, &s->marks[i], sizeof *s->marks);
+        if (s->marks[i] < i || s->marks[i] > KVC__MAX_SLOTS) return 0;
+        if (i > 0 && s->marks[i] <= s->marks[i - 1]) return 0;
+    }
+    s->n_marked = h->n_marked;
+    if (s->n_marked != 0) kvc__heavy_measure(s, 0);
+    return s->policy != KVC_POLICY_HEAVY || kvc__heavy_can_begin(s);
 }
 
 /* Room for n pages. */
@@ -7567,21 +7990,27 @@ static kvc_result kvc__load_body(kvc__pipe *p, kvc_seq *s, kvc_ctx *ctx, const k
     kvc_error *err)
 {
     uint32_t i, skipped, n_reaches = s->cache->desc.model->n_reaches;
+    kvc_result r;
     int full = 0;
     s->policy = (kvc_policy)h->policy;
     s->n_keep = h->n_keep;
+    s->n_heavy = h->n_heavy;
     if (h->what == KVC_SAVE_TOKENS) {
         kvc__extent none;
         for (i = 0; i < h->n_extents; i++) kvc__pipe_get(p, &none, 3 * sizeof(uint32_t));
         for (i = 0; i < n_reaches; i++) kvc__pipe_get(p, &skipped, sizeof skipped);
-        return kvc__load_tokens(p, s, ctx, h->n_pos, err);
+        r = kvc__load_tokens(p, s, ctx, h->n_pos, err);
+        if (r == KVC_OK) kvc__tally_pass(p, s);
+        return r;
     }
-    if (!kvc__load_extents(p, s, h) || !kvc__load_rings(p, s, h->size, &full)) {
+    if (!kvc__load_extents(p, s, h) || !kvc__load_marks(p, s, h) ||
+        !kvc__load_rings(p, s, h->size, &full)) {
         if (full)
             return kvc__fail(err, KVC_ERROR_FULL, "cache", "not enough pages are free");
         return kvc__fail(err, KVC_ERROR_FORMAT, "extents", "damaged");
     }
     kvc__tokens_pass(p, s);
+    kvc__tally_pass(p, s);
     for (i = 0; i < n_reaches && !p->failed; i++) kvc__reach_pass(p, s, i);
     return KVC_OK;
 }
@@ -7602,7 +8031,7 @@ static kvc_result kvc__seq_load(kvc_seq **out, kvc_cache *c, kvc_ctx *ctx, kvc_r
     if (h.size > limit) return kvc__fail(err, KVC_ERROR_FORMAT, "size", "cut short");
     if (h.what == KVC_SAVE_TOKENS && ctx == NULL)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL, and tokens must be computed");
-    if (!kvc__policy_fits(&c->desc, (kvc_policy)h.policy, h.n_keep))
+    if (!kvc__policy_fits(&c->desc, (kvc_policy)h.policy, h.n_keep, h.n_heavy))
         return kvc__fail(err, KVC_ERROR_FULL, "n_keep", "more than the cache's sequences can keep");
     if ((r = kvc__seq_open(&s, c, NULL, err)) != KVC_OK) return r;
     r = kvc__load_body(&p, s, ctx, &h, err);
@@ -7697,6 +8126,7 @@ typedef enum kvc__op_kind {
     KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
     KVC__OP_ATTEND,     /* att = attention of a group of rows over its sequence */
     KVC__OP_MERGE,      /* the same from its parts, if the sequence was cut into runs */
+    KVC__OP_TALLY,      /* adds up how much attention positions received, if the policy asks */
     KVC__OP_FORM,       /* the input in the forms that matrices read */
     KVC__OP_GATE        /* gate = silu(gate) * up, where MATRIX has not done it */
 } kvc__op_kind;
@@ -7725,7 +8155,7 @@ typedef struct kvc__op {
     uint32_t n_rows;
     uint32_t block_rows, block_outs;    /* of a unit of MATRIX */
     uint64_t n_units;               /* blocks of MATRIX, groups x heads (x runs) of attention,
-                                       else rows */
+                                       quarters of spans of TALLY, else rows */
     uint64_t tile_units;            /* units in a tile */
     uint32_t n_tiles;               /* at most KVC__MAX_TILES */
     int use_cblas;
@@ -7770,6 +8200,7 @@ typedef struct kvc__scratch {
     float *attn;                    /* [n_threads, attn_floats] */
     size_t attn_floats;
     float *parts;                   /* [KVC__MAX_PARTS, n_heads, part], with threads */
+    float *tops;                    /* [n_batch, n_heads, 2] see kvc__attn */
 } kvc__scratch;
 
 /* How attention over a reach is cut into runs of spans. */
@@ -7862,6 +8293,7 @@ static void kvc__plan_attention(kvc__plan *p, uint32_t i)
     kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
     kvc__plan_add(p, KVC__OP_ATTEND, i);
     kvc__plan_add(p, KVC__OP_MERGE, i);
+    if (p->model->reaches[l->reach].window == 0) kvc__plan_add(p, KVC__OP_TALLY, i);
     form = kvc__plan_add(p, KVC__OP_FORM, i);
     form->src = s->att;
     form->width = l->o.n_in;
@@ -7882,7 +8314,7 @@ static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
     op->make = gate->make;
 }
 
-#define KVC__OPS_PER_LAYER 11u
+#define KVC__OPS_PER_LAYER 12u
 #define KVC__OPS_AROUND 3u
 
 /* The last operation is the LM head; its dst is set for each step. */
@@ -7999,6 +8431,20 @@ static void kvc__prepare_runs(kvc__plan *p, uint32_t reach)
     cut->n_runs = 1 + kvc__div_up(cut->n_apart, cut->run);
 }
 
+/* Quarters of spans, up to the last that a sequence with KVC_POLICY_HEAVY has. */
+static uint32_t kvc__prepare_tally(const kvc__plan *p)
+{
+    uint32_t i, n = 0, end;
+    for (i = 0; i < p->n_groups; i++) {
+        const kvc__group *g = &p->groups[i];
+        const kvc__row *r = &p->rows[g->row];
+        if (r->seq->policy != KVC_POLICY_HEAVY) continue;
+        end = kvc__span_end(r->seq->extents, r->seq->n_extents, r->slot + g->n_rows - 1);
+        if (end > n) n = end;
+    }
+    return 4 * n;
+}
+
 static void kvc__prepare(const kvc__plan *p, kvc__op *op)
 {
     uint64_t most;
@@ -8011,6 +8457,9 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
     } else if (op->kind == KVC__OP_MERGE) {
         op->n_units = (uint64_t)p->n_groups * p->n_head_groups;
         if (kvc__cut_of(p, op)->n_runs == 1) op->n_units = 0;
+        op->tile_units = 1;
+    } else if (op->kind == KVC__OP_TALLY) {
+        op->n_units = kvc__prepare_tally(p);
         op->tile_units = 1;
     } else {
         op->n_units = op->n_rows;
@@ -8122,6 +8571,13 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->turns = r->seq->turns;
     a->rope_dim = m->rope_dim;
     a->apart = kvc__rope_apart(m);
+    a->n_marked = r->seq->n_marked;
+    a->mark_turns = r->seq->mark_turns;
+    a->tally = r->seq->tally;
+    a->tops_stride = 2 * (size_t)m->n_heads;
+    a->tops = NULL;
+    if (r->seq->policy == KVC_POLICY_HEAVY && m->reaches[reach].window == 0)
+        a->tops = p->s.tops + g->row * a->tops_stride + 2 * (size_t)first;
     a->slot = r->slot;
     a->window = m->reaches[reach].window;
     a->from = kvc__span_first(a->extents, a->n_extents, a->slot, a->window);
@@ -8181,6 +8637,19 @@ static void kvc__attend_merge(const kvc__plan *p, const kvc__op *op, uint32_t un
     a.state = kvc__attend_parts(p, kvc__cut_of(p, op), &a, unit, &a.from);
     a.parts = a.state + (size_t)a.n_rows * a.n_q * kvc__part_floats(a.v_stride);
     p->kernels->attention_merge(&a);
+}
+
+/* A quarter of a span, for all rows and heads, so that no other unit adds to the same tallies. */
+static void kvc__tally_unit(const kvc__plan *p, const kvc__op *op, uint32_t index, uint32_t worker)
+{
+    uint32_t unit, number = index / 4;
+    for (unit = 0; unit < p->n_groups * p->n_head_groups; unit++) {
+        kvc__attn a;
+        kvc__attend_unit(p, op, unit, &a);
+        if (a.tops == NULL || number >= a.to) continue;
+        a.work = p->s.attn + worker * p->s.attn_floats;
+        p->kernels->attention_tally(&a, number, index % 4 * (KVC__SPAN_TILES / 4));
+    }
 }
 
 static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
@@ -8402,6 +8871,7 @@ static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, u
     case KVC__OP_ROPE: kvc__rope_row(p, op, row); break;
     case KVC__OP_ATTEND: kvc__attend_run(p, op, row, worker); break;
     case KVC__OP_MERGE: kvc__attend_merge(p, op, row); break;
+    case KVC__OP_TALLY: kvc__tally_unit(p, op, row, worker); break;
     case KVC__OP_FORM:
         kvc__form_part(p, op, op->src + (size_t)row * op->width, op->width, row, 0, op->width);
         break;
@@ -8661,6 +9131,7 @@ static void kvc__scratch_attention(kvc__arena *arena, const kvc_ctx_desc *d, kvc
     s->attn_floats = kvc__attn_floats(KVC__MAX_QUERIES, m->head_dim, v_stride) +
         KVC__MAX_QUERIES * kvc__part_floats(v_stride);
     s->attn = kvc__take_rows(arena, d->n_threads, s->attn_floats);
+    s->tops = kvc__take_rows(arena, d->n_batch, 2 * (uint64_t)m->n_heads);
     if (d->n_threads > 1)
         s->parts = kvc__take_rows(arena, KVC__MAX_PARTS,
             (uint64_t)m->n_heads * kvc__part_floats(v_stride));
@@ -9493,19 +9964,13 @@ KVC_API void kvc_seq_close(kvc_seq *seq)
 }
 
 KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t n_keep,
-    kvc_error *err)
+    uint32_t n_heavy, kvc_error *err)
 {
     if (seq == NULL || !seq->is_open)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
-    if ((uint32_t)policy > KVC_POLICY_GROW)
+    if ((uint32_t)policy > KVC_POLICY_HEAVY)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "policy", "not a kvc_policy");
-    if (!kvc__policy_fits(&seq->cache->desc, policy, n_keep))
-        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_keep", "the sequence holds",
-            seq->cache->desc.n_ctx,
-            "positions, of which two pages must be free to go; to be kept are", n_keep);
-    seq->policy = policy;
-    seq->n_keep = n_keep;
-    return KVC_OK;
+    return kvc__seq_set_policy(seq, policy, n_keep, n_heavy, err);
 }
 
 KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *err)
@@ -11635,20 +12100,27 @@ KVC__FORCE KVC__(vec) KVC__(load_kv)(const unsigned char *p, const kvc_kv_type t
     return KVC__(load)((const float *)(const void *)p);
 }
 
-/* Floats that a query takes in the copy that the tiles read. */
-KVC__FORCE size_t KVC__(query_floats)(const kvc__attn *a)
+/* Whether queries are in 8 bits. */
+KVC__FORCE int KVC__(query_coded)(const kvc__attn *a, const kvc__span *s)
 {
-    if (!kvc__kv_coded(a->type_k)) return a->head_dim;
+    return kvc__kv_coded(a->type_k) && !s->marked;
+}
+
+/* Floats that a query takes in the copy that the tiles read. */
+KVC__FORCE size_t KVC__(query_floats)(const kvc__attn *a, const kvc__span *s)
+{
+    if (!KVC__(query_coded)(a, s)) return a->head_dim;
     return (size_t)kvc__div_up(a->head_dim, 32) * (KVC__Q8_BYTES / 4);
 }
 
-/* Copies the queries for the tiles: [tile, head_dim, queries of the tile], or in 8 bits, a group as
-   high as the tile; turned back by the gap of the extent, if it is not the last. */
-static void KVC__(pack_queries)(const kvc__attn *a, uint32_t extent, float *q)
+/* Copies the queries for the tiles of a span: [tile, head_dim, queries of the tile], or in 8 bits,
+   a group as high as the tile; turned back by the gap of the extent, if it is not the last. */
+static void KVC__(pack_queries)(const kvc__attn *a, const kvc__span *s, float *q)
 {
-    const float *turn = a->turns + (size_t)extent * 2 * a->rope_dim;
+    const float *turn = a->turns + (size_t)s->extent * 2 * a->rope_dim;
     const uint32_t n = a->n_rows * a->n_q, whole = kvc__div_up(a->head_dim, 32) * 32;
-    const size_t size = KVC__(query_floats)(a);
+    const int coded = KVC__(query_coded)(a, s);
+    const size_t size = KVC__(query_floats)(a, s);
     float *turned = q + (size_t)n * whole;
     uint32_t i, j, d, n_q;
     memset(turned, 0, whole * sizeof *turned);
@@ -11657,10 +12129,10 @@ static void KVC__(pack_queries)(const kvc__attn *a, uint32_t extent, float *q)
         for (j = 0; j < n_q; j++) {
             memcpy(turned, a->q + (i + j) / a->n_q * a->q_stride + (i + j) % a->n_q * a->head_dim,
                 a->head_dim * sizeof *turned);
-            if (extent + 1 < a->n_extents)
+            if (s->extent + 1 < a->n_extents)
                 KVC__(rope)(turned, 1, a->head_dim, a->rope_dim, a->apart, turn, 1.0f);
-            if (a->type_k == KVC_KV_Q4) kvc__key_rotate(turned, a->head_dim);
-            if (kvc__kv_coded(a->type_k))
+            if (coded && a->type_k == KVC_KV_Q4) kvc__key_rotate(turned, a->head_dim);
+            if (coded)
                 KVC__(quantize)(turned, whole, (unsigned char *)(void *)q, j, n_q);
             else
                 for (d = 0; d < a->head_dim; d++) q[d * n_q + j] = turned[d];
@@ -11772,23 +12244,96 @@ static void KVC__(scores_tile)(const float *q, uint32_t head_dim, const unsigned
     KVC__CHOOSE(scores_n, type, n_q, q, head_dim, k, ahead, score)
 }
 
-/* Scores of all queries with the positions that any of them sees, four tiles of keys at a time. */
-static void KVC__(scores)(const kvc__attn *a, const kvc__span *s, const float *q, float *score)
+/* As kvc__key_rotate, which is its own inverse, for the 16 keys of a tile. */
+static void KVC__(rotate_keys)(float *k, uint32_t width)
 {
-    uint32_t tile, i, n_q;
+    const uint32_t block = width & (0u - width);
+    const KVC__(vec) scale = KVC__(set1)(1.0f / sqrtf((float)block));
+    uint32_t apart, i, j;
+    for (apart = 1; apart < block; apart *= 2)
+        for (i = 0; i < width; i += 2 * apart)
+            for (j = i; j < i + apart; j++) {
+                KVC__(vec) a = KVC__(load)(k + 16 * j), b = KVC__(load)(k + 16 * (j + apart));
+                KVC__(store)(k + 16 * j, KVC__(add)(a, b));
+                KVC__(store)(k + 16 * (j + apart), KVC__(sub)(a, b));
+            }
+    for (i = 0; i < width; i++)
+        KVC__(store)(k + 16 * i, KVC__(mul)(KVC__(load)(k + 16 * i), scale));
+}
+
+/* Keys of a tile in floats, element by element. */
+static void KVC__(load_keys)(const kvc__attn *a, const unsigned char *tile, float *k)
+{
+    uint32_t i;
+    if (kvc__kv_coded(a->type_k)) {
+        kvc__key_floats(a->type_k, tile, a->head_dim, k);
+        if (a->type_k == KVC_KV_Q4) KVC__(rotate_keys)(k, a->head_dim);
+    } else if (a->type_k == KVC_KV_F16) {
+        for (i = 0; i < a->head_dim; i++) KVC__(store)(k + 16 * i, KVC__(load_f16)(tile + 32 * i));
+    } else {
+        memcpy(k, tile, 16 * (size_t)a->head_dim * sizeof *k);
+    }
+}
+
+/* Turns the keys of a tile on: pairs of dimensions as in `rope`, a lane for each position. */
+static void KVC__(turn_keys)(const kvc__attn *a, const float *turn, float *k)
+{
+    uint32_t i;
+    for (i = 0; i < a->rope_dim / 2; i++, turn += 32) {
+        float *first = k + 16 * (a->apart == 1 ? 2 * i : i), *second = first + 16 * a->apart;
+        KVC__(vec) c = KVC__(load)(turn), s = KVC__(load)(turn + 16);
+        KVC__(vec) x = KVC__(load)(first), y = KVC__(load)(second);
+        KVC__(store)(first, KVC__(sub)(KVC__(mul)(x, c), KVC__(mul)(y, s)));
+        KVC__(store)(second, KVC__(add)(KVC__(mul)(y, c), KVC__(mul)(x, s)));
+    }
+}
+
+/* Four tiles of a span with marks, in floats and turned on, in k. */
+static void KVC__(turn_tiles)(const kvc__attn *a, const kvc__span *s, uint32_t tile, float *k,
+    const unsigned char **at)
+{
+    const size_t turns = (size_t)a->rope_dim * 16;
+    uint32_t i, number;
+    for (i = 0; i < 4; i++, k += 16 * a->head_dim) {
+        at[i] = (const unsigned char *)k;
+        KVC__(load_keys)(a, s->k[tile + i], k);
+        number = s->start / 16 + tile + i;
+        if (16 * number < a->n_marked) KVC__(turn_keys)(a, a->mark_turns + number * turns, k);
+    }
+}
+
+/* Scores of all queries with four tiles of keys; k is for floats of those. */
+static void KVC__(scores_four)(const kvc__attn *a, const kvc__span *s, uint32_t tile,
+    kvc__ahead *ahead, const float *q, float *k, float *score)
+{
+    const unsigned char *turned[4], *const *at = s->k + tile;
+    const kvc_kv_type type = s->marked ? KVC_KV_F32 : a->type_k;
+    uint32_t i, n_q;
+    if (s->marked) {
+        KVC__(turn_tiles)(a, s, tile, k, turned);
+        at = turned;
+    }
+    kvc__ask_begin(ahead->at, 4);
+    ahead->n = (s->n_queries + 5) / 6;
+    ahead->i = 0;
+    for (i = 0; i < s->n_queries; i += n_q) {
+        n_q = KVC__(tile_queries)(s->n_queries - i);
+        KVC__(scores_tile)(q + i * KVC__(query_floats)(a, s), a->head_dim, at, ahead,
+            score + i * KVC__WEIGHT_STRIDE, type, n_q);
+        ahead->i++;
+    }
+}
+
+/* Scores of all queries with the positions that any of them sees, four tiles of keys at a time. */
+static void KVC__(scores)(const kvc__attn *a, const kvc__span *s, const float *q, float *k,
+    float *score)
+{
+    uint32_t tile;
     kvc__ahead ahead;
     for (tile = s->first & ~3u; tile < s->last; tile += 4) {
         ahead.at = tile + 8 < s->last ? s->k + tile + 8
             : s->v + (s->first & ~7u) + (tile + 4 < s->last ? 0 : 4);
-        kvc__ask_begin(ahead.at, 4);
-        ahead.n = (s->n_queries + 5) / 6;
-        ahead.i = 0;
-        for (i = 0; i < s->n_queries; i += n_q) {
-            n_q = KVC__(tile_queries)(s->n_queries - i);
-            KVC__(scores_tile)(q + i * KVC__(query_floats)(a), a->head_dim, s->k + tile, &ahead,
-                score + i * KVC__WEIGHT_STRIDE + 16 * tile, a->type_k, n_q);
-            ahead.i++;
-        }
+        KVC__(scores_four)(a, s, tile, &ahead, q, k, score + 16 * tile);
     }
 }
 
@@ -12053,9 +12598,10 @@ static void KVC__(attention)(const kvc__attn *a)
     const uint32_t n = a->n_rows * a->n_q;
     const size_t stride = kvc__part_floats(a->v_stride);
     float *weight = a->work, *part = weight + (size_t)n * KVC__WEIGHT_STRIDE;
-    float *q = part + n * stride;
+    float *q = part + n * stride, *k = q + (n + 1) * (size_t)kvc__div_up(a->head_dim, 32) * 32;
     uint32_t number, i, packed = UINT32_MAX;
     kvc__span s;
+    int marked = 0;
     if (a->parts != NULL) part = a->parts;
     else memset(a->state, 0, n * stride * sizeof(float));
     for (i = 0; a->parts == NULL && i < n; i++)     /* makes the first keep 0 and its take 1 */
@@ -12063,9 +12609,10 @@ static void KVC__(attention)(const kvc__attn *a)
     for (number = a->from; number < a->to; number++) {
         kvc__span_bounds(&s, a, number);
         kvc__span_tiles(&s, a);
-        if (s.extent != packed) KVC__(pack_queries)(a, s.extent, q);
+        if (s.extent != packed || s.marked != marked) KVC__(pack_queries)(a, &s, q);
         packed = s.extent;
-        KVC__(scores)(a, &s, q, weight);
+        marked = s.marked;
+        KVC__(scores)(a, &s, q, k, weight);
         KVC__(softmax)(a, &s, weight, part);
         KVC__(values)(a, &s, weight, part);
         if (a->parts != NULL) part += n * stride;
@@ -12092,6 +12639,53 @@ static void KVC__(attention_merge)(const kvc__attn *a)
             KVC__(store)(out + d, KVC__(div)(KVC__(load)(o + d), l));
         if (d < a->head_dim_v)
             KVC__(store_n)(out + d, KVC__(div)(KVC__(load)(o + d), l), a->head_dim_v - d);
+        if (a->tops != NULL)
+            memcpy(a->tops + i / a->n_q * a->tops_stride + i % a->n_q * 2, o + a->v_stride,
+                2 * sizeof *o);
+    }
+}
+
+/* The probabilities of the positions from lo to hi, in fractions of 2^20, are added to tally; score
+   points to the first tile that they touch. */
+KVC__FORCE void KVC__(add_tally)(float *score, uint32_t lo, uint32_t hi, const float *tops,
+    uint64_t *tally)
+{
+    const KVC__(vec) m = KVC__(set1)(tops[0]), by = KVC__(set1)(1048576.0f / tops[1]);
+    uint32_t i, first = lo & ~15u;
+    for (i = first; i < hi; i += 16) {
+        float *at = score + (i - first);
+        KVC__(vec) e = KVC__(exp_low)(KVC__(sub)(KVC__(load)(at), m));
+        KVC__(store)(at, KVC__(nearest)(KVC__(mul)(e, by)));
+    }
+    for (i = lo; i < hi; i++) tally[i] += (uint64_t)(int32_t)score[i - first];
+}
+
+/* Adds what four tiles of span `number`, from `tile` on, received from all queries. The scores are
+   those of `attention`. */
+static void KVC__(attention_tally)(const kvc__attn *a, uint32_t number, uint32_t tile)
+{
+    const uint32_t n = a->n_rows * a->n_q, begin = 16 * tile;
+    float *score = a->work, *q = score + (size_t)n * KVC__WEIGHT_STRIDE;
+    float *k = q + (n + 1) * (size_t)kvc__div_up(a->head_dim, 32) * 32;
+    uint64_t *tally = a->tally;
+    uint32_t i, lo, hi;
+    kvc__ahead ahead;
+    kvc__span s;
+    kvc__span_bounds(&s, a, number);
+    if (s.last <= tile || s.first >= tile + 4) return;
+    kvc__span_tiles(&s, a);
+    ahead.at = s.k + tile + 4;
+    KVC__(pack_queries)(a, &s, q);
+    KVC__(scores_four)(a, &s, tile, &ahead, q, k, score);
+    for (i = 0; i < s.extent; i++) tally += a->extents[i].end - a->extents[i].slot;
+    for (i = 0; i < n; i++) {
+        const float *tops = a->tops + i / a->n_q * a->tops_stride + i % a->n_q * 2;
+        float *at = score + i * KVC__WEIGHT_STRIDE;
+        lo = s.lo[i] > begin ? s.lo[i] : begin;
+        hi = s.hi[i] < begin + 64 ? s.hi[i] : begin + 64;
+        if (lo >= hi) continue;
+        KVC__(add_tally)(at + ((lo - begin) & ~15u), lo, hi, tops,
+            tally + (ptrdiff_t)s.start - (ptrdiff_t)a->extents[s.extent].slot);
     }
 }
 #undef KVC__CHOOSE

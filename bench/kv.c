@@ -1,7 +1,8 @@
-/* kv: what the types of K and V cost in accuracy. Every position of a text is predicted with K and
-   V in floats, and again with each pair of types: the table tells how far apart the two are.
+/* kv: what the types of K and V cost in accuracy, or the policies that let positions go. Every
+   position of a text is predicted with K and V in floats and all of the past, and again with each
+   pair of types, or each policy: the table tells how far apart the two are.
 
-       kv [-m FILE] [-t TEXT] [--every N] [--length N] [--threads N] [--csv FILE]
+       kv [-m FILE] [-t TEXT] [--policies 1] [--every N] [--length N] [--threads N] [--csv FILE]
 
    Without options the model is examples/models/tavern-f16.gguf, the text examples/models/eval.txt.
    A text of questions, as examples/models/eval.txt, is read dialogue by dialogue, and a reply is
@@ -23,24 +24,46 @@
 #define Q8 KVC_KV_Q8
 #define Q4 KVC_KV_Q4
 
-/* The first row is what the others are held against. */
-static const struct {
+/* A row of the table; the first one is what the others are held against. */
+typedef struct row {
     const char *name;
     kvc_kv_type k, v;
     uint32_t n_edge;
     kvc_kv_type edge;
-} rows[] = {
-    {"f32/f32", F32, F32, 0, F32}, {"f16/f16", F16, F16, 0, F32}, {"f16/q8", F16, Q8, 0, F32},
-    {"q8/q8", Q8, Q8, 0, F32}, {"q8/q8, edges f16", Q8, Q8, 1, F16}, {"q8/q4", Q8, Q4, 0, F32},
-    {"q4/q8", Q4, Q8, 0, F32}, {"q4/q4", Q4, Q4, 0, F32}, {"q4/q4, edges q8", Q4, Q4, 1, Q8}
+    uint32_t n_ctx;             /* 0: the whole piece */
+    uint32_t n_keep, n_heavy;   /* n_heavy 0: KVC_POLICY_WINDOW */
+} row;
+
+static const row types[] = {
+    {"f32/f32", F32, F32, 0, F32, 0, 0, 0}, {"f16/f16", F16, F16, 0, F32, 0, 0, 0},
+    {"f16/q8", F16, Q8, 0, F32, 0, 0, 0}, {"q8/q8", Q8, Q8, 0, F32, 0, 0, 0},
+    {"q8/q8, edges f16", Q8, Q8, 1, F16, 0, 0, 0}, {"q8/q4", Q8, Q4, 0, F32, 0, 0, 0},
+    {"q4/q8", Q4, Q8, 0, F32, 0, 0, 0}, {"q4/q4", Q4, Q4, 0, F32, 0, 0, 0},
+    {"q4/q4, edges q8", Q4, Q4, 1, Q8, 0, 0, 0}
+};
+
+#define AT(n, half, most) \
+    {#n ", window", F32, F32, 0, F32, n, 0, 0}, {#n ", keep 4", F32, F32, 0, F32, n, 4, 0}, \
+    {#n ", keep 4+" #half, F32, F32, 0, F32, n, 4, half}, \
+    {#n ", keep 4+" #most, F32, F32, 0, F32, n, 4, most}
+
+static const row policies[] = {
+    {"everything", F32, F32, 0, F32, 0, 0, 0}, AT(64, 12, 28), AT(96, 44, 60), AT(128, 60, 92),
+    AT(192, 92, 156), AT(256, 124, 220)
 };
 
 #undef F32
 #undef F16
 #undef Q8
 #undef Q4
+#undef AT
 
-enum { N_ROWS = sizeof rows / sizeof rows[0], MAX_LINE = 16384 };
+enum {
+    N_TYPES = sizeof types / sizeof types[0],
+    N_POLICIES = sizeof policies / sizeof policies[0],
+    MAX_ROWS = N_TYPES > N_POLICIES ? N_TYPES : N_POLICIES,
+    MAX_LINE = 16384
+};
 
 typedef struct tally {
     size_t bytes;               /* of a position */
@@ -52,8 +75,10 @@ typedef struct bench {
     kvc_model *model;
     kvc_model_info info;
     kvc_ctx *ctx;
-    kvc_cache *cache[N_ROWS];
-    tally tallies[N_ROWS];
+    const row *rows;            /* [n_rows] */
+    int n_rows;
+    kvc_cache *cache[MAX_ROWS];
+    tally tallies[MAX_ROWS];
     const char *path, *text_path, *csv_path;
     uint32_t every, length, threads;
     kvc_token *tokens;          /* [length] of a piece */
@@ -93,17 +118,21 @@ static double divergence(const float *x, const float *y, size_t n)
     return sum;
 }
 
-static void run(const bench *b, int row, float *logits)
+static void run(const bench *b, int i, float *logits)
 {
+    const row *r = &b->rows[i];
+    kvc_policy policy = r->n_ctx == 0 ? KVC_POLICY_ERROR
+        : r->n_heavy == 0 ? KVC_POLICY_WINDOW : KVC_POLICY_HEAVY;
     kvc_seq *seq;
-    need(kvc_seq_open(&seq, b->cache[row], &err), &err);
+    need(kvc_seq_open(&seq, b->cache[i], &err), &err);
+    need(kvc_seq_set_policy(seq, policy, r->n_keep, r->n_heavy, &err), &err);
     need(kvc_prefill_rows(b->ctx, seq, b->tokens, b->n, b->wanted, b->n, logits, &err), &err);
     kvc_seq_close(seq);
 }
 
-static void count(bench *b, int row, const float *logits)
+static void count(bench *b, int i_row, const float *logits)
 {
-    tally *t = &b->tallies[row];
+    tally *t = &b->tallies[i_row];
     size_t n_vocab = b->info.n_vocab;
     int right = 1;
     for (size_t i = 0; i < b->n; i++, logits += n_vocab) {
@@ -128,9 +157,9 @@ static void piece(bench *b)
     if (b->n < 2 || b->n_pieces++ % b->every != 0) return;
     run(b, 0, b->exact);
     count(b, 0, b->exact);
-    for (int row = 1; row < N_ROWS; row++) {
-        run(b, row, b->logits);
-        count(b, row, b->logits);
+    for (int i = 1; i < b->n_rows; i++) {
+        run(b, i, b->logits);
+        count(b, i, b->logits);
     }
 }
 
@@ -200,20 +229,22 @@ static void print(const bench *b)
 {
     FILE *csv = b->csv_path ? fopen(b->csv_path, "w") : NULL;
     if (b->csv_path && !csv) fail("the file cannot be written", b->csv_path);
-    printf("%-16s %11s %10s %8s %11s", "K/V", "bytes/token", "KL", "top-1", "perplexity");
+    printf("%-16s %11s %10s %8s %11s", b->rows == types ? "K/V" : "positions", "bytes/token", "KL",
+        "top-1", "perplexity");
     printf(" %9s\n", b->tallies[0].n_items ? "right" : "");
     if (csv) fprintf(csv, "kv,bytes_per_token,kl,top1,perplexity,positions,right,items\n");
-    for (int row = 0; row < N_ROWS; row++) {
-        const tally *t = &b->tallies[row];
+    for (int i = 0; i < b->n_rows; i++) {
+        const tally *t = &b->tallies[i];
         double kl = t->kl / (double)t->n, same = (double)t->n_same / (double)t->n;
         double perplexity = exp(t->loss / (double)t->n_next);
-        printf("%-16s %11u %10.2e %7.2f%% %11.4f", rows[row].name, (unsigned)t->bytes, kl,
+        printf("%-16s %11u %10.2e %7.2f%% %11.4f", b->rows[i].name, (unsigned)t->bytes, kl,
             100 * same, perplexity);
         if (t->n_items) printf(" %4u/%u", (unsigned)t->n_right, (unsigned)t->n_items);
         printf("\n");
         if (csv)
-            fprintf(csv, "\"%s\",%u,%.4e,%.6f,%.6f,%u,%u,%u\n", rows[row].name, (unsigned)t->bytes,
-                kl, same, perplexity, (unsigned)t->n, (unsigned)t->n_right, (unsigned)t->n_items);
+            fprintf(csv, "\"%s\",%u,%.4e,%.6f,%.6f,%u,%u,%u\n", b->rows[i].name,
+                (unsigned)t->bytes, kl, same, perplexity, (unsigned)t->n, (unsigned)t->n_right,
+                (unsigned)t->n_items);
     }
     if (csv) fclose(csv);
 }
@@ -228,14 +259,15 @@ static void open_model(bench *b)
     kvc_model_query(b->model, &b->info);
     ctx.model = b->model;
     need(kvc_ctx_new(&b->ctx, &ctx, &err), &err);
-    for (int row = 0; row < N_ROWS; row++) {
-        kvc_cache_desc cache = {.model = b->model, .n_ctx = b->length, .type_k = rows[row].k,
-            .type_v = rows[row].v, .n_edge = rows[row].n_edge, .edge_k = rows[row].edge,
-            .edge_v = rows[row].edge};
+    for (int i = 0; i < b->n_rows; i++) {
+        const row *r = &b->rows[i];
+        kvc_cache_desc cache = {.model = b->model, .n_ctx = r->n_ctx ? r->n_ctx : b->length,
+            .page_size = 16, .n_heavy = r->n_heavy ? r->n_keep + r->n_heavy : 0, .type_k = r->k,
+            .type_v = r->v, .n_edge = r->n_edge, .edge_k = r->edge, .edge_v = r->edge};
         kvc_cache_info info;
-        need(kvc_cache_new(&b->cache[row], &cache, &err), &err);
-        kvc_cache_query(b->cache[row], &info);
-        b->tallies[row].bytes = info.bytes_per_token;
+        need(kvc_cache_new(&b->cache[i], &cache, &err), &err);
+        kvc_cache_query(b->cache[i], &info);
+        b->tallies[i].bytes = info.bytes_per_token;
     }
     b->tokens = (kvc_token *)get(b->length, sizeof *b->tokens);
     b->wanted = (size_t *)get(b->length, sizeof *b->wanted);
@@ -246,7 +278,7 @@ static void open_model(bench *b)
 
 static void close_model(bench *b)
 {
-    for (int row = 0; row < N_ROWS; row++) kvc_cache_free(b->cache[row]);
+    for (int i = 0; i < b->n_rows; i++) kvc_cache_free(b->cache[i]);
     kvc_ctx_free(b->ctx);
     kvc_model_close(b->model);
     free(b->tokens);
@@ -274,6 +306,10 @@ static void options(bench *b, int argc, char **argv)
         else if (!strcmp(name, "--length")) b->length = number(value);
         else if (!strcmp(name, "--threads")) b->threads = number(value);
         else if (!strcmp(name, "--csv")) b->csv_path = value;
+        else if (!strcmp(name, "--policies")) {
+            b->rows = policies;
+            b->n_rows = N_POLICIES;
+        }
         else fail("no such option", name);
     }
 }
@@ -281,7 +317,8 @@ static void options(bench *b, int argc, char **argv)
 int main(int argc, char **argv)
 {
     static bench b = {.path = "examples/models/tavern-f16.gguf",
-        .text_path = "examples/models/eval.txt", .every = 1, .threads = 2};
+        .text_path = "examples/models/eval.txt", .every = 1, .threads = 2,
+        .rows = types, .n_rows = N_TYPES};
     char *text;
     size_t size;
     int talk;

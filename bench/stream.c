@@ -1,13 +1,14 @@
-/* stream: a text much longer than the context, read token by token with KVC_POLICY_WINDOW: whether
-   the time of a token or the perplexity of the text rises as positions fall out.
+/* stream: a text much longer than the context, read token by token with KVC_POLICY_WINDOW and
+   KVC_POLICY_HEAVY: whether the time of a token or the perplexity of the text rises as positions
+   fall out.
 
        stream [MODEL.gguf [TEXT [TOKENS [CONTEXT]]]]
 
    The text (the default model's evaluation, its lines written as the model knows dialogues) is read
-   again from its start when it ends. For each
-   number of first positions that are kept, a table of blocks of tokens: microseconds of a decode
-   (median) and perplexity. "start anew" does what a host without the policy would: it begins with
-   an empty sequence when the context is full. */
+   again from its start when it ends. For each number of first positions that are kept, and of heavy
+   hitters beside them, a table of blocks of tokens: microseconds of a decode (median; in brackets
+   the longest of all, which moves K and V) and perplexity. "start anew" does what a host without
+   the policy would: it begins with an empty sequence when the context is full. */
 #define _DEFAULT_SOURCE   /* clock_gettime */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +23,7 @@
 enum { N_BLOCKS = 10 };
 
 typedef struct block {
-    double perplexity, us;
+    double perplexity, us, longest;
 } block;
 
 typedef struct stream {
@@ -31,7 +32,7 @@ typedef struct stream {
     kvc_ctx *ctx;
     kvc_token *tokens;
     size_t n_tokens, n_text;
-    uint32_t n_vocab;
+    uint32_t n_vocab, n_ctx;
 } stream;
 
 /* The evaluation's lines begin with a word that tells what they are. */
@@ -74,8 +75,8 @@ static double surprise(const float *logits, size_t n, kvc_token token)
     return top + log(sum) - (double)logits[token];
 }
 
-/* keep < 0: starts anew */
-static void run(stream *s, int keep, block out[N_BLOCKS])
+/* keep < 0: starts anew; heavy: parts of 8 of the context */
+static void run(stream *s, int keep, int heavy, block out[N_BLOCKS])
 {
     size_t n = s->n_tokens / N_BLOCKS, at = 0;
     double *times = (double *)get(n, sizeof *times);
@@ -83,7 +84,8 @@ static void run(stream *s, int keep, block out[N_BLOCKS])
     kvc_error err;
     need(kvc_seq_open(&seq, s->cache, &err), &err);
     if (keep >= 0)
-        need(kvc_seq_set_policy(seq, KVC_POLICY_WINDOW, (uint32_t)keep, &err), &err);
+        need(kvc_seq_set_policy(seq, heavy ? KVC_POLICY_HEAVY : KVC_POLICY_WINDOW, (uint32_t)keep,
+            s->n_ctx / 8 * (uint32_t)heavy, &err), &err);
     for (int b = 0; b < N_BLOCKS; b++) {
         double sum = 0;
         for (size_t i = 0; i < n; i++, at++) {
@@ -96,6 +98,7 @@ static void run(stream *s, int keep, block out[N_BLOCKS])
             sum += surprise(logits, s->n_vocab, s->tokens[(at + 1) % s->n_text]);
         }
         out[b].us = median(times, n) * 1e6;
+        out[b].longest = times[n - 1] * 1e6;
         out[b].perplexity = exp(sum / (double)n);
     }
     kvc_seq_close(seq);
@@ -104,7 +107,7 @@ static void run(stream *s, int keep, block out[N_BLOCKS])
 
 int main(int argc, char **argv)
 {
-    static const int keeps[] = {-1, 0, 1, 4, 16};
+    static const int keeps[][2] = {{-1, 0}, {0, 0}, {4, 0}, {16, 0}, {4, 4}, {4, 6}};
     enum { N_KEEPS = sizeof keeps / sizeof keeps[0] };
     const char *path = argc > 1 ? argv[1] : "examples/models/tavern-f16.gguf";
     const char *text = argc > 2 ? argv[2] : "examples/models/eval.txt";
@@ -122,18 +125,22 @@ int main(int argc, char **argv)
     s.n_tokens = argc > 3 ? strtoul(argv[3], NULL, 10) : 20000;
     tokenize(&s, text, argc <= 2);
     cache_desc.model = ctx_desc.model = s.model;
-    cache_desc.n_ctx = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 256;
+    cache_desc.n_ctx = s.n_ctx = argc > 4 ? (uint32_t)strtoul(argv[4], NULL, 10) : 256;
+    cache_desc.n_heavy = 4 + s.n_ctx / 8 * 6;
+    cache_desc.page_size = 16;
     need(kvc_cache_new(&s.cache, &cache_desc, &err), &err);
     need(kvc_ctx_new(&s.ctx, &ctx_desc, &err), &err);
-    for (int k = 0; k < N_KEEPS; k++) run(&s, keeps[k], blocks[k]);
-    printf("%-10s %21s", "tokens", "start anew");
-    for (int k = 1; k < N_KEEPS; k++) printf("          %2d kept", keeps[k]);
+    for (int k = 0; k < N_KEEPS; k++) run(&s, keeps[k][0], keeps[k][1], blocks[k]);
+    printf("%-10s %26s", "tokens", "start anew");
+    for (int k = 1; k < N_KEEPS; k++)
+        printf("        %2d + %4u kept", keeps[k][0], s.n_ctx / 8 * (unsigned)keeps[k][1]);
     printf("\n");
     for (int b = 0; b < N_BLOCKS; b++) {
         size_t n = s.n_tokens / N_BLOCKS;
         printf("to %-12zu", n * (size_t)(b + 1));
         for (int k = 0; k < N_KEEPS; k++)
-            printf(" %7.2f %4.0f us", blocks[k][b].perplexity, blocks[k][b].us);
+            printf(" %5.2f %4.0f (%4.0f) us", blocks[k][b].perplexity, blocks[k][b].us,
+                blocks[k][b].longest);
         printf("\n");
     }
     kvc_ctx_free(s.ctx);

@@ -4,7 +4,7 @@
 # Closes with N passed, N failed. A compiler or emulator that is not there is said and skipped.
 set -u
 build=$1 name=$2
-here=$build/bits.txt there=$build/bits.$name.txt
+here=$build/bits.$name.here.txt there=$build/bits.$name.txt probe=$build/bits.$name.probe
 
 if [ "$name" = here ]; then
     "$build/bits" --all-isa > "$here"
@@ -20,8 +20,8 @@ fi
 emulator=$3
 shift 3
 command -v "$emulator" > /dev/null || { echo "skipped: no $emulator"; exit 0; }
-printf '#include <stdio.h>\nint main(void) { return 0; }\n' > "$build/bits.probe.c"
-"$@" -static -o "$build/bits.probe" "$build/bits.probe.c" 2> /dev/null || {
+printf '#include <stdio.h>\nint main(void) { return 0; }\n' > "$probe.c"
+"$@" -static -o "$probe" "$probe.c" 2> /dev/null || {
     echo "skipped: $1 builds no program for $name"
     exit 0
 }

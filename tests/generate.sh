@@ -1,10 +1,11 @@
 #!/bin/sh
 # generate.sh BUILD MODELS ISAS GEMMS - build/generate from outside: its text must be the story
 # model's greedy one byte for byte, whatever the instruction set, engine, threads and cache; bad
-# arguments and files must give one line and exit status 2. Closes with N passed, N failed,
-# N skipped.
+# arguments and files must give one line and exit status 2. ISAS and GEMMS are names with commas
+# between. Closes with N passed, N failed, N skipped.
 set -u
-build=$1 models=$2 isas=$3 gemms=$4
+build=$1 models=$2
+isas=$(echo "$3" | tr , ' ') gemms=$(echo "$4" | tr , ' ')
 model=$models/stories260K.gguf want=$models/stories260K.greedy.txt
 out=$build/log/generate.out err=$build/log/generate.err
 passed=0 failed=0 skipped=0

@@ -192,6 +192,7 @@ typedef struct naive_model {
     int round_kv;               /* set by a test: K and V are rounded to half precision; or in
                                    blocks of 32 to this many bits, 8 or 4 (then the keys after a
                                    rotation that the queries share), and the queries to 8 */
+    int rope_half;              /* set by a test: see naive_rope */
 } naive_model;
 
 static inline size_t naive_size(const unsigned char *image, const char *key, size_t otherwise) {
@@ -312,8 +313,8 @@ static inline double naive_rope_angles(const naive_model *m, double *angle) {
         (yarn ? 1 + 0.1 * log(factor) : 1);
 }
 
-/* Turns the pairs (2i, 2i + 1) of every head of x [n, heads, head_dim], which are at the positions
-   from `first` on. */
+/* Turns the pairs (2i, 2i + 1), or (i, i + rope_dim / 2) if m->rope_half, of every head of
+   x [n, heads, head_dim], which are at the positions from `first` on. */
 static inline void naive_rope(const naive_model *m, double *x, size_t first, size_t n,
     size_t heads) {
     double *angle = naive_new(1, m->rope_dim / 2);
@@ -323,10 +324,12 @@ static inline void naive_rope(const naive_model *m, double *x, size_t first, siz
         for (h = 0; h < heads; h++) {
             double *head = x + (t * heads + h) * m->head_dim;
             for (i = 0; i < m->rope_dim / 2; i++) {
-                double a = head[2 * i], b = head[2 * i + 1], turn = (double)(first + t) * angle[i];
+                double *x1 = m->rope_half ? head + i : head + 2 * i;
+                double *x2 = m->rope_half ? head + i + m->rope_dim / 2 : head + 2 * i + 1;
+                double a = *x1, b = *x2, turn = (double)(first + t) * angle[i];
                 double c = length * cos(turn), s = length * sin(turn);
-                head[2 * i] = a * c - b * s;
-                head[2 * i + 1] = a * s + b * c;
+                *x1 = a * c - b * s;
+                *x2 = a * s + b * c;
             }
         }
     }
@@ -400,9 +403,10 @@ static inline void naive_round_qkv(const naive_model *m, double *q, size_t n, do
 /* out [n, n_heads, head_dim_v]: row t of a head, at position past + t, looks back at the positions
    up to its own (the last `window` of them, if that is not 0), scores each by q.k / sqrt(head_dim),
    and takes the mean of their v weighted by the softmax of the scores. n_heads / n_kv_heads query
-   heads share one key and value head. k and v: [past + n]. */
+   heads share one key and value head. k and v: [past + n]. received [past + n], if not NULL: the
+   weights of a position are added to it. */
 static inline void naive_attention(const naive_model *m, double *out, const double *q,
-    const double *k, const double *v, size_t past, size_t n, size_t window) {
+    const double *k, const double *v, size_t past, size_t n, size_t window, double *received) {
     size_t d = m->head_dim, dv = m->head_dim_v, t, h, j, i;
     double *p = naive_new(1, past + n);
     for (t = 0; t < n; t++) {
@@ -421,6 +425,7 @@ static inline void naive_attention(const naive_model *m, double *out, const doub
             for (j = first; j <= own; j++) sum += p[j] = exp(p[j] - largest);
             for (i = 0; i < dv; i++) o[i] = 0;
             for (j = first; j <= own; j++) {
+                if (received) received[j] += p[j] / sum;
                 for (i = 0; i < dv; i++) {
                     o[i] += p[j] / sum * v[(j * m->n_kv_heads + g) * dv + i];
                 }
@@ -440,6 +445,7 @@ static inline double naive_silu(double x) {
    that what lies behind removed positions is nearer from then on. */
 typedef struct naive_past {
     double **k, **v;            /* [n_layers][cap] positions */
+    double *received;           /* [cap] attention that layers without a window have paid them */
     size_t n, cap, n_layers, k_size, v_size;
 } naive_past;
 
@@ -450,6 +456,7 @@ static inline void naive_past_open(naive_past *p, const naive_model *m, size_t c
     p->n_layers = m->n_layers;
     p->k_size = m->n_kv_heads * m->head_dim;
     p->v_size = m->n_kv_heads * m->head_dim_v;
+    p->received = naive_new(1, cap);
     p->k = (double **)calloc(m->n_layers, sizeof *p->k);
     p->v = (double **)calloc(m->n_layers, sizeof *p->v);
     if (!p->k || !p->v) exit(1);
@@ -464,6 +471,7 @@ static inline void naive_past_close(naive_past *p) {
     for (il = 0; il < p->n_layers; il++) free(p->k[il]), free(p->v[il]);
     free(p->k);
     free(p->v);
+    free(p->received);
 }
 
 /* Forgets the positions [from, to). */
@@ -475,6 +483,7 @@ static inline void naive_past_remove(naive_past *p, size_t from, size_t to) {
         memmove(p->v[il] + from * p->v_size, p->v[il] + to * p->v_size,
             left * p->v_size * sizeof(double));
     }
+    memmove(p->received + from, p->received + to, left * sizeof(double));
     p->n -= to - from;
 }
 
@@ -494,9 +503,10 @@ static inline double *naive_append(const naive_model *m, naive_past *past, const
     naive_tensor none = {0, 0, 0, NULL};
     naive_tensor embd = naive_find(m->image, "token_embd.weight");
     naive_tensor head = naive_find(m->image, "output.weight");
-    size_t il, t, i;
+    size_t il, t, i, window;
 
     if (all > past->cap) exit(1);
+    memset(past->received + held, 0, n * sizeof(double));
     for (t = 0; t < n; t++) {
         for (i = 0; i < m->n_embd; i++) {
             x[t * m->n_embd + i] = naive_element(&embd, (size_t)tokens[t], i);
@@ -516,8 +526,8 @@ static inline double *naive_append(const naive_model *m, naive_past *past, const
         for (i = 0; m->round_kv == 1 && i < all * k_size; i++) k[i] = naive_round_f16(k[i]);
         for (i = 0; m->round_kv == 1 && i < all * v_size; i++) v[i] = naive_round_f16(v[i]);
         if (m->round_kv > 1) naive_round_qkv(m, q, n, k, v, all);
-        naive_attention(m, o, q, k, v, held, n,
-            m->pattern && il % m->pattern == m->pattern - 1 ? 0 : m->window);
+        window = m->pattern && il % m->pattern == m->pattern - 1 ? 0 : m->window;
+        naive_attention(m, o, q, k, v, held, n, window, window ? NULL : past->received);
         naive_linear(m, y, o, n, W("attn_output"), B("attn_output"));
         for (i = 0; i < n * m->n_embd; i++) x[i] += y[i];
 

@@ -216,7 +216,7 @@ static void test_scattered(void **state) {
     pair p;
     (void)state;
     pair_open(&p, &kinds[0].shape, KVC_KV_F32, 112);
-    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, N_KEEP, &last));
+    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, N_KEEP, 0, &last));
     for (round = 0; round < 4000; round++) {
         uint32_t n = kvc_seq_length(p.seq), from, removed;
         kvc_token token = (kvc_token)(model_random(&p.state) % N_VOCAB);
@@ -267,7 +267,7 @@ static void slide(const model_shape *shape, kvc_kv_type kv, uint32_t n_keep, uin
     kvc_cache_info info;
     pair p;
     pair_open(&p, shape, kv, 64);
-    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, n_keep, &last));
+    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, n_keep, 0, &last));
     while (shifts < n_shifts) {
         kvc_token token = (kvc_token)(model_random(&p.state) % N_VOCAB);
         const float *logits;
@@ -337,7 +337,7 @@ static void test_policy_bits(void **state) {
             float *got = (float *)gguf_must(malloc(N * N_VOCAB * sizeof *got));
             size_t at, n, rows[N];
             for (at = 0; at < N; at++) rows[at] = at;
-            OK(kvc_seq_set_policy(seq, KVC_POLICY_WINDOW, 5, &last));
+            OK(kvc_seq_set_policy(seq, KVC_POLICY_WINDOW, 5, 0, &last));
             for (at = 0; at < N; at += n) {
                 n = N - at < ways[i].piece ? N - at : ways[i].piece;
                 OK(kvc_prefill_rows(ctx, seq, text + at, n, rows, n, got + at * N_VOCAB, &last));
@@ -373,12 +373,12 @@ static void test_refusals(void **state) {
     FAILS(KVC_ERROR_ARGUMENT, "from", kvc_seq_remove(p.seq, 6, 5, &last));
     FAILS(KVC_ERROR_ARGUMENT, "to", kvc_seq_remove(p.seq, 6, 11, &last));
     FAILS(KVC_ERROR_ARGUMENT, "policy",
-        kvc_seq_set_policy(p.seq, (kvc_policy)7, 0, &last));
+        kvc_seq_set_policy(p.seq, (kvc_policy)7, 0, 0, &last));
     FAILS(KVC_ERROR_ARGUMENT, "n_keep",
-        kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, 169, &last));
-    FAILS(KVC_ERROR_ARGUMENT, "seq", kvc_seq_set_policy(NULL, KVC_POLICY_ERROR, 0, &last));
-    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, 168, &last));
-    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_ERROR, 0, &last));
+        kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, 169, 0, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "seq", kvc_seq_set_policy(NULL, KVC_POLICY_ERROR, 0, 0, &last));
+    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_WINDOW, 168, 0, &last));
+    OK(kvc_seq_set_policy(p.seq, KVC_POLICY_ERROR, 0, 0, &last));
     pair_remove(&p, 0, 10);
     assert_int_equal(kvc_seq_length(p.seq), 0);
     pair_append(&p, 3);

@@ -45,7 +45,7 @@ static void shop_close(shop *s) {
 
 static kvc_seq *growing(shop *s) {
     kvc_seq *seq = new_seq(s->cache);
-    OK(kvc_seq_set_policy(seq, KVC_POLICY_GROW, 0, &last));
+    OK(kvc_seq_set_policy(seq, KVC_POLICY_GROW, 0, 0, &last));
     return seq;
 }
 
@@ -194,7 +194,7 @@ static void test_saved(void **state) {
     kvc_seq_close(other);
     before = t.mem.bytes;
     memcpy(file + 40, &huge, 4);                    /* n_pos */
-    memcpy(file + 56 + 4, &huge, 4);                /* the extent's end */
+    memcpy(file + 64 + 4, &huge, 4);                /* the extent's end */
     FAILS(KVC_ERROR_FORMAT, NULL, kvc_seq_load_memory(&other, t.cache, NULL, file, size, &last));
     assert_int_equal(t.mem.bytes, before);
     kvc_seq_close(seq);

@@ -6,7 +6,8 @@
 
 #include "testing.h"
 
-enum { N_VOCAB = 48, PAGE = 16, N = 90, MUTANTS = 10000 };
+/* A cache of HEAVY_CTX positions is one for KVC_POLICY_HEAVY. */
+enum { N_VOCAB = 48, PAGE = 16, N = 90, MUTANTS = 10000, HEAVY_CTX = 80 };
 #define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
     .n_ctx = 4096
 
@@ -31,6 +32,7 @@ static kvc_cache *desk_cache(const desk *d, kvc_kv_type kv, uint32_t page_size, 
     desc.page_size = page_size;
     desc.n_batch = 16;
     desc.n_back = 5;
+    desc.n_heavy = n_ctx == HEAVY_CTX ? 30 : 0;
     desc.type_k = desc.type_v = kv;
     OK(kvc_cache_new(&cache, &desc, &last));
     return cache;
@@ -121,9 +123,9 @@ static void test_size(void **state) {
     OK(kvc_seq_rollback(d.seq, 10));
     desk_save(&d, KVC_SAVE_ALL);
     /* head, extent, first page, tokens, rows of 2 layers, hash */
-    assert_int_equal(d.size, 56 + 12 + 4 + 10 * 4 + 10 * 2 * (16 + 16) * 4 + 8);
+    assert_int_equal(d.size, 64 + 12 + 4 + 10 * 4 + 10 * 2 * (16 + 16) * 4 + 8);
     desk_save(&d, KVC_SAVE_TOKENS);
-    assert_int_equal(d.size, 56 + 12 + 4 + 10 * 4 + 8);
+    assert_int_equal(d.size, 64 + 12 + 4 + 10 * 4 + 8);
     desk_close(&d);
 }
 
@@ -190,7 +192,7 @@ static void test_with_policy(void **state) {
     small = desk_cache(&d, KVC_KV_F32, PAGE, 64);
     seq = d.seq;
     d.seq = new_seq(small);
-    OK(kvc_seq_set_policy(d.seq, KVC_POLICY_WINDOW, 5, &last));
+    OK(kvc_seq_set_policy(d.seq, KVC_POLICY_WINDOW, 5, 0, &last));
     OK(kvc_prefill(d.ctx, d.seq, d.text, N, NULL, &last));
     desk_save(&d, KVC_SAVE_ALL);
     OK(kvc_seq_load_memory(&other, small, NULL, d.file, d.size, &last));
@@ -370,8 +372,15 @@ static void test_mutants(void **state) {
         desk d;
         desk_open(&d, &kinds[i].shape, kinds[i].kv);
         OK(kvc_seq_rollback(d.seq, N - 3));
-        if (i % 2) OK(kvc_seq_set_policy(d.seq, KVC_POLICY_WINDOW, 4, &last));
+        if (i % 2) OK(kvc_seq_set_policy(d.seq, KVC_POLICY_WINDOW, 4, 0, &last));
         if (i < 2) OK(kvc_seq_remove(d.seq, 10, 40, &last));
+        if (i % 4 == 0) {
+            kvc_cache_free(d.cache);
+            d.cache = desk_cache(&d, kinds[i].kv, PAGE, HEAVY_CTX);
+            d.seq = new_seq(d.cache);
+            OK(kvc_seq_set_policy(d.seq, KVC_POLICY_HEAVY, 4, 26, &last));
+            OK(kvc_prefill(d.ctx, d.seq, d.text, N, NULL, &last));
+        }
         desk_save(&d, KVC_SAVE_ALL);
         whole = (unsigned char *)gguf_must(malloc(d.size));
         memcpy(whole, d.file, d.size);
@@ -395,6 +404,7 @@ static void test_mutants(void **state) {
                 n_taken++;
                 if (kvc_decode(d.ctx, other, 1, &logits, &last) == KVC_OK)
                     kvc_seq_rollback(other, kvc_seq_length(other) - 1);
+                kvc_prefill(d.ctx, other, d.text, 20, NULL, &last);     /* may let pages go */
                 kvc_seq_close(other);
             }
             memcpy(d.file, whole, d.size);

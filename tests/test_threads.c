@@ -95,7 +95,7 @@ static void run_threads(const model_shape *shape, kvc_policy policy, uint32_t n_
     OK(kvc_cache_new(&cache, &desc, &last));
     ctx = new_ctx(&r, 64, 1, KVC_ISA_BEST);
     seqs[0] = new_seq(cache);
-    OK(kvc_seq_set_policy(seqs[0], policy, 0, &last));
+    OK(kvc_seq_set_policy(seqs[0], policy, 0, 0, &last));
     OK(kvc_prefill(ctx, seqs[0], base, N_BASE, NULL, &last));
     OK(kvc_seq_fork(&seqs[1], seqs[0], &last));
     for (i = 0; i < N_THREADS; i++) {

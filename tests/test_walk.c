@@ -209,7 +209,7 @@ static void operate(walk *w) {
         if (what >= 6) return;
         t->seq = new_seq(w->cache);
         t->n = t->top = 0;
-        OK(kvc_seq_set_policy(t->seq, w->policy, 0, &last));
+        OK(kvc_seq_set_policy(t->seq, w->policy, 0, 0, &last));
     } else if (what < 6) {
         append(w, t, 1 + draw(w, 40));
     } else if (what < 12) {
