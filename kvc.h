@@ -57,6 +57,7 @@
        >>unicode  UTF-8 and character classes
        >>tokenizer  Text to token ids and back
        >>model  Hyper-parameters, architectures, weights
+       >>prefix  Which text a page holds
        >>kv  Pages, the ring, sequences
        >>forward  The transformer as a plan of operations
        >>step  Walking the plan; contexts, prefill, decode
@@ -104,6 +105,13 @@
    it forgets less of one long dialogue, and adapts more slowly when the text turns to something
    else. kvc_seq_save and kvc_seq_load carry a sequence to another process.
 
+   The prefix table knows the text of pages, of those too that no sequence holds any more. A
+   sequence that is opened with kvc_seq_open_shared finds there what any other computed after the
+   same tokens: forty characters over one description of the world hold it once, and the next turn
+   of a conversation computes what is new. A prefill needs no call of its own for that; the bits are
+   those of a cold run, and kvc_seq_query tells how much was there and why the rest was not. Salts
+   keep tenants apart, who can then not even measure what others have computed.
+
    Layers that see only a window of positions (sliding-window attention) need K and V of that window
    alone: they have a pool of pages of their own, and give back what fell out. A sequence of such a
    model cannot be rolled back further than n_back positions of kvc_cache_desc, since what the
@@ -148,7 +156,8 @@
    NUMBERS
    N1  The bits of every K, V and logit depend on the weights, the token ids, their positions and
        the KV types, and on nothing else: not on how a prompt was cut, n_batch, page_size, the
-       number of threads, who else is computed, forks, roll-backs, reorders, saving and loading.
+       number of threads, who else is computed, the prefix table, forks, roll-backs, reorders,
+       saving and loading.
        Where positions were removed, they depend on the tokens and removals of the sequence and
        their order alone; with KVC_POLICY_WINDOW also on n_ctx, page_size and n_keep, which decide
        what is removed when, and with KVC_POLICY_HEAVY on n_heavy and on roll-backs, whose queries
@@ -485,6 +494,14 @@ typedef enum kvc_policy {
                                    of these layers is computed twice. */
 } kvc_policy;
 
+/* What becomes of pages in the prefix table, for hosts that tell others which texts are here. */
+typedef struct kvc_prefix_event {
+    int stored;                 /* 1: a page became known; 0: it is gone */
+    uint64_t key[2], parent[2]; /* of the page, and of that before it or of the salt: a SipHash
+                                   keyed with prefix_key */
+    const kvc_token *tokens;    /* [page_size], valid during the call */
+} kvc_prefix_event;
+
 typedef struct kvc_cache_desc {
     uint32_t start_canary;      /* 0 */
     const kvc_model *model;     /* must outlive the cache */
@@ -509,6 +526,21 @@ typedef struct kvc_cache_desc {
     uint32_t n_edge;            /* the first and the last n_edge layers use the next two types
                                    instead: better ones where errors cost most. 0: none */
     kvc_kv_type edge_k, edge_v; /* 0: KVC_KV_F32 */
+    uint32_t n_prefix;          /* pages whose text the prefix table knows at most, see
+                                   kvc_seq_open_shared; n_pages is what it can use, or more where
+                                   all layers see a window only. A page takes 4 * page_size + 100
+                                   bytes more. With a table, layers that see a window have n_pages
+                                   pages, too, if it is not 0: more places to go on from. 0: no
+                                   table */
+    uint32_t n_salts;           /* different salts in the table at once, 0: 16 */
+    /* Called for each whole page that comes or goes, with the cache locked: it must not call this
+       library. NULL: not called. */
+    void (*on_prefix)(const kvc_prefix_event *event, void *user);
+    uint64_t (*now)(void *user);        /* seconds, for ttl; never falls. NULL: libc's time */
+    void *user;                 /* for both */
+    const void *prefix_key;     /* 16 bytes that the table's hash is keyed with, the same in all
+                                   processes that are to know each other's pages; copied. NULL:
+                                   random */
     kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
                                    allocator */
     kvc_allocator allocator;    /* zeroed: the model's */
@@ -537,7 +569,8 @@ typedef struct kvc_reach_info {
     uint32_t pages_total, pages_free;
     uint32_t pages_promised;    /* of the free ones: to steps that are running */
     uint32_t pages_live;        /* held by at least one sequence */
-    uint32_t pages_shared;      /* held by more than one */
+    uint32_t pages_cached;      /* held by the prefix table alone: to be had like free ones */
+    uint32_t pages_shared;      /* held by more than one sequence */
     uint32_t pages_peak;        /* most pages ever live */
 } kvc_reach_info;
 
@@ -548,6 +581,11 @@ typedef struct kvc_cache_info {
     size_t page_bytes;          /* K and V of page_size positions over all layers */
     uint32_t n_seqs_open;
     uint32_t pages_total, pages_free, pages_live, pages_shared, pages_peak; /* sums over reaches */
+    uint32_t pages_cached;      /* the same; and of the prefix table since the cache was made: */
+    uint32_t n_prefix_entries;  /* pages whose text it knows now */
+    uint64_t prefix_hit;        /* tokens of requests that were there */
+    uint64_t prefix_computed;   /* tokens of requests that sequences which use it had to compute */
+    uint64_t prefix_evicted;    /* pages */
     uint32_t n_reaches;
     kvc_reach_info reaches[KVC_MAX_REACHES];
 } kvc_cache_info;
@@ -564,6 +602,73 @@ typedef struct kvc_ctx kvc_ctx;
    n_seqs are open. A sequence is used by one thread at a time; opening and closing are safe from
    any thread. */
 KVC_API kvc_result kvc_seq_open(kvc_seq **out, kvc_cache *cache, kvc_error *err);
+
+typedef enum kvc_gemm {         /* who multiplies float matrices in a prefill */
+    KVC_GEMM_BUILTIN = 0,       /* promises N1 and N2 of the manual's chapter on numbers */
+    KVC_GEMM_CBLAS = 1          /* cblas_sgemm, close but not equal; only with KVC_USE_CBLAS */
+} kvc_gemm;
+
+/* How a sequence takes part in the prefix table (n_prefix of kvc_cache_desc): what it computes is
+   entered there as it fills pages, and a prefill takes from there what any sequence of the same
+   salt has computed after the same tokens, to the token. The bits are those of a cold run. Pages
+   that nobody holds stay until the memory is needed; then those go first that were let go first. A
+   page is found by a keyed hash, and taken only if its tokens are equal.
+   A sequence from which positions were removed takes no part any more, nor does one under
+   KVC_POLICY_HEAVY take anything, since queries that are not computed are not counted; a prefill at
+   whose end positions must go does not either. Layers that see a window of W need the pages of the
+   W - 1 + n_back positions before; where those are gone, the prefill goes on from the last place
+   where they are not. */
+typedef struct kvc_share {
+    uint32_t start_canary;      /* 0 */
+    const void *salt;           /* sequences of different salts never share; copied */
+    size_t salt_size;           /* bytes, at most 64; 0: the salt of all that have none */
+    uint32_t priority;          /* 1 (its pages go first) to 100; 0: 50. A page has the highest of
+                                   those that used it. */
+    uint32_t ttl;               /* seconds after its latest use from which a page is no longer
+                                   found, see kvc_prefix_sweep; 0: it does not expire. The longest
+                                   of those that used it counts. */
+    uint32_t quota;             /* pages (of each reach) that may stay of this salt while nobody
+                                   holds them; when there are more, its own go. 0: any number. The
+                                   latest sequence's counts. */
+    kvc_gemm gemm;              /* who computes its prefills. cblas's K and V have bits of their
+                                   own, so they are shared apart; a prefill by the other one ends
+                                   the sequence's part. No matter where all matrices are
+                                   quantized. */
+    uint32_t end_canary;        /* 0 */
+} kvc_share;
+
+/* kvc_seq_open for a sequence that takes part in the prefix table. share NULL: the defaults.
+   Errors: ARGUMENT (err names the field; "cache" if it has no table), FULL (also n_salts are in
+   use). Forks take part as their parent does. */
+KVC_API kvc_result kvc_seq_open_shared(kvc_seq **out, kvc_cache *cache, const kvc_share *share,
+    kvc_error *err);
+
+/* Why tokens of a prefill had to be computed. */
+typedef enum kvc_miss {
+    KVC_MISS_NONE = 0,          /* all but those that wanted logits were there */
+    KVC_MISS_OFF = 1,           /* the sequence takes no part, or its policy forbids it */
+    KVC_MISS_ABSENT = 2,        /* they were not computed after the same tokens, under this salt */
+    KVC_MISS_EVICTED = 3,       /* they were, but the memory was needed, or they have expired */
+    KVC_MISS_WINDOW = 4,        /* they are there, but not all that layers with a window see */
+    KVC_MISS_PAGES = 5          /* they are there, but too few pages are free to go on from them */
+} kvc_miss;
+
+/* Keeps pages of the prefix table as if a sequence held them. */
+typedef struct kvc_pin {
+    kvc_cache *cache;           /* NULL: nothing is pinned */
+    uint32_t entry, n_tokens;   /* the library's; tokens that are kept */
+} kvc_pin;
+
+/* Keeps what the table has of the sequence's first `length` tokens, until kvc_prefix_unpin; the
+   sequence may be closed. *out: the caller's. Errors: ARGUMENT (also: the sequence takes no part,
+   or `length` is more than it has; out->n_tokens tells how many are kept, down to whole pages). */
+KVC_API kvc_result kvc_prefix_pin(kvc_pin *out, kvc_seq *seq, uint32_t length, kvc_error *err);
+KVC_API void kvc_prefix_unpin(kvc_pin *pin);
+
+/* Frees pages that have expired and those that nobody holds of a salt that is given up: `share`
+   NULL for the former, else all of its salt (and gemm). Returns how many. Takes time for each page
+   that the table knows. */
+KVC_API uint32_t kvc_prefix_sweep(kvc_cache *cache, const kvc_share *share);
 
 /* Gives its pages back; NULL is allowed. */
 KVC_API void kvc_seq_close(kvc_seq *seq);
@@ -604,6 +709,8 @@ typedef struct kvc_seq_info {
     uint32_t pages_own;         /* held by this sequence alone, over all reaches */
     uint32_t pages_shared;      /* held by others, too */
     size_t bytes_own, bytes_shared;     /* of those pages */
+    uint32_t prefix_hit;        /* tokens of the latest prefill that the prefix table had */
+    kvc_miss prefix_miss;       /* why the others were computed */
 } kvc_seq_info;
 
 /* Fills *info. */
@@ -673,11 +780,6 @@ typedef enum kvc_isa {          /* instruction sets, in rising order within a pr
     KVC_ISA_AVX512 = 4,         /* F, BW, DQ, VL */
     KVC_ISA_AVX512_VNNI = 5
 } kvc_isa;
-
-typedef enum kvc_gemm {         /* who multiplies float matrices in a prefill */
-    KVC_GEMM_BUILTIN = 0,       /* promises N1 and N2 of the manual's chapter on numbers */
-    KVC_GEMM_CBLAS = 1          /* cblas_sgemm, close but not equal; only with KVC_USE_CBLAS */
-} kvc_gemm;
 
 typedef struct kvc_ctx_desc {
     uint32_t start_canary;      /* 0 */
@@ -814,6 +916,7 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #if defined(_WIN32)
 #define KVC__WINDOWS 1
@@ -1211,6 +1314,38 @@ static void kvc__file_rest(const kvc__file *f)
 #else
 static void kvc__file_rest(const kvc__file *f) { (void)f; }
 #endif
+
+/* ---- randomness ---- */
+
+/* 16 bytes that others cannot guess, as far as the system gives some. */
+static void kvc__random_key(uint64_t key[2])
+{
+    key[0] = (uint64_t)(uintptr_t)key;
+    key[1] = (uint64_t)(uintptr_t)&kvc__random_key;
+#if KVC__WINDOWS && (!KVC_NO_THREADS || !KVC_NO_FILES)
+    {
+        typedef BOOLEAN (WINAPI *random_fn)(PVOID, ULONG);
+        HMODULE library = LoadLibraryA("advapi32.dll");
+        LARGE_INTEGER ticks;
+        QueryPerformanceCounter(&ticks);
+        key[0] ^= (uint64_t)ticks.QuadPart;
+        if (library != NULL) {
+            random_fn fill = (random_fn)(void (*)(void))GetProcAddress(library,
+                "SystemFunction036");       /* RtlGenRandom */
+            if (fill != NULL) fill(key, 16);
+            FreeLibrary(library);
+        }
+    }
+#elif !KVC_NO_FILES
+    {
+        int file = open("/dev/urandom", O_RDONLY);
+        if (file >= 0) {
+            if (read(file, key, 16) != 16) key[0] ^= (uint64_t)(unsigned)file;
+            close(file);
+        }
+    }
+#endif
+}
 
 /* ------------------------------------------------------------------------------------------------
    >>core  Errors, memory, bytes, scalar arithmetic
@@ -1995,6 +2130,7 @@ typedef struct kvc__slab {
     kvc__plane *planes;         /* [n_layers]; set for the layers of the pool */
     uint32_t *refs;             /* [n_pages] leaves that hold a page */
     kvc_token *tokens;          /* [n_pages, page_size], in one pool */
+    struct kvc__keep *keeps;    /* [n_pages] what the prefix table knows; NULL without one */
     void *block;                /* NULL: in the cache's own */
     size_t block_size;
 } kvc__slab;
@@ -5892,6 +6028,403 @@ static kvc_result kvc__model_load(kvc_model *m, const kvc_model_desc *desc, kvc_
 }
 
 /* ------------------------------------------------------------------------------------------------
+   >>prefix  Which text a page holds
+   An entry of the prefix table stands for the tokens of one page after all the tokens before it:
+   its parent is the entry of the page before, and that of a text's first page is a root, of which
+   there is one for each salt. An entry is found by its key, a keyed hash of the parent's key and
+   the tokens. It counts only if parent and tokens are equal as well, so that two texts with the
+   same key cost time and nothing else.
+   The children of an entry are the leaves of a tree over the bits of their tokens, whose inner
+   nodes tell the first bit in which the two sides differ (Morrison 1968, "PATRICIA"). Following a
+   text's own bits down leads to a child that has the longest run of tokens in common with it. An
+   entry may have fewer tokens than a page: the end of a text, which may grow.
+   The table knows nothing of the pages but their numbers; >>kv takes them and gives them. The lock
+   of the cache guards all of it.
+   ---------------------------------------------------------------------------------------------- */
+#define KVC__NONE UINT32_MAX
+#define KVC__MAX_SALT 64u
+
+typedef struct kvc__entry {
+    uint64_t key[2];
+    uint32_t parent;                    /* of a root: KVC__NONE */
+    uint32_t n_tokens;                  /* of a root: 0 */
+    uint32_t next;                      /* in its bucket, or of those that are free */
+    uint32_t kids;                      /* the tree of its children: see kvc__leaf_ref */
+    uint32_t refs;                      /* children, and sequences whose last whole page it is */
+    uint32_t n_pages;                   /* pages that it knows, over all reaches */
+    uint32_t root, priority, pins;
+    uint64_t expires;                   /* 0: never */
+    uint32_t bit, side[2];              /* an inner node of its siblings' tree, or KVC__NONE */
+    uint32_t path;                      /* the child by which a look-up went on */
+} kvc__entry;
+
+/* The root of a salt is the entry of the same number. */
+typedef struct kvc__salt {
+    uint32_t is_set, n_seqs;
+    uint32_t quota;                     /* pages on shelves, of each reach; 0: any number */
+    uint32_t gemm, size;
+    unsigned char bytes[KVC__MAX_SALT];
+} kvc__salt;
+
+typedef struct kvc__table {
+    uint64_t key[2];
+    uint32_t page_size, n_reaches;
+    uint32_t n_entries, n_free, free;
+    kvc__entry *entries;                /* [n_entries] */
+    kvc_token *tokens;                  /* [n_entries, page_size] */
+    uint32_t *pages;                    /* [n_entries, n_reaches], KVC__NONE: it has none */
+    uint32_t *buckets, mask;            /* [mask + 1] of entries with a whole page */
+    kvc__salt *salts;                   /* [n_salts] */
+    uint32_t n_salts;
+    uint32_t *graves;                   /* [mask + 1] a part of the key of a page that is gone,
+                                           where its bucket is */
+    void (*event)(const kvc_prefix_event *event, void *user);
+    void *user;
+    int can_expire;                     /* a page was given a time to live */
+    uint64_t n_hit, n_computed, n_evicted;  /* tokens; pages */
+} kvc__table;
+
+/* ---- keys ---- */
+
+static void kvc__sip_rounds(uint64_t v[4], int n)
+{
+    for (; n > 0; n--) {
+        v[0] += v[1];
+        v[1] = (v[1] << 13 | v[1] >> 51) ^ v[0];
+        v[0] = v[0] << 32 | v[0] >> 32;
+        v[2] += v[3];
+        v[3] = (v[3] << 16 | v[3] >> 48) ^ v[2];
+        v[0] += v[3];
+        v[3] = (v[3] << 21 | v[3] >> 43) ^ v[0];
+        v[2] += v[1];
+        v[1] = (v[1] << 17 | v[1] >> 47) ^ v[2];
+        v[2] = v[2] << 32 | v[2] >> 32;
+    }
+}
+
+static void kvc__sip_word(uint64_t v[4], uint64_t word)
+{
+    v[3] ^= word;
+    kvc__sip_rounds(v, 2);
+    v[0] ^= word;
+}
+
+/* SipHash-2-4 with 128 bits (Aumasson and Bernstein 2012) of n_head words and then size bytes. */
+static void kvc__sip128(const uint64_t key[2], const uint64_t *head, size_t n_head,
+    const void *data, size_t size, uint64_t out[2])
+{
+    const unsigned char *p = (const unsigned char *)data;
+    uint64_t v[4], last = (uint64_t)(8 * n_head + size) << 56;
+    size_t i;
+    v[0] = key[0] ^ 0x736f6d6570736575u;
+    v[1] = key[1] ^ 0x646f72616e646f6du ^ 0xee;
+    v[2] = key[0] ^ 0x6c7967656e657261u;
+    v[3] = key[1] ^ 0x7465646279746573u;
+    for (i = 0; i < n_head; i++) kvc__sip_word(v, head[i]);
+    for (; size >= 8; size -= 8, p += 8) kvc__sip_word(v, kvc__rd64(p));
+    for (i = 0; i < size; i++) last |= (uint64_t)p[i] << (8 * i);
+    kvc__sip_word(v, last);
+    v[2] ^= 0xee;
+    kvc__sip_rounds(v, 4);
+    out[0] = v[0] ^ v[1] ^ v[2] ^ v[3];
+    v[1] ^= 0xdd;
+    kvc__sip_rounds(v, 4);
+    out[1] = v[0] ^ v[1] ^ v[2] ^ v[3];
+}
+
+/* The key of n tokens below an entry. KVC__SHORT_KEYS, of a test, cuts keys to 8 bits. */
+static void kvc__entry_key(const kvc__table *t, uint32_t parent, const kvc_token *text, uint32_t n,
+    uint64_t out[2])
+{
+    kvc__sip128(t->key, t->entries[parent].key, 2, text, n * sizeof *text, out);
+#ifdef KVC__SHORT_KEYS
+    out[0] &= 0xff;
+    out[1] = 0;
+#endif
+}
+
+/* ---- the tree of an entry's children ---- */
+
+/* A reference: an entry as a leaf, or the inner node that an entry has room for. */
+static uint32_t kvc__leaf_ref(uint32_t entry) { return entry << 1 | 1u; }
+static uint32_t kvc__node_ref(uint32_t entry) { return entry << 1; }
+
+static kvc_token *kvc__entry_text(const kvc__table *t, uint32_t entry)
+{
+    return t->tokens + (size_t)entry * t->page_size;
+}
+
+/* A bit of a text, whose end is followed by ones: no token begins so. */
+static uint32_t kvc__text_bit(const kvc_token *text, uint32_t n, uint32_t bit)
+{
+    return bit / 32 < n ? (uint32_t)text[bit / 32] >> (31 - bit % 32) & 1u : 1u;
+}
+
+/* Tokens that an entry has in common with a text from the start on. */
+static uint32_t kvc__entry_run(const kvc__table *t, uint32_t entry, const kvc_token *text,
+    uint32_t n)
+{
+    const kvc_token *own = kvc__entry_text(t, entry);
+    uint32_t i, end = t->entries[entry].n_tokens < n ? t->entries[entry].n_tokens : n;
+    for (i = 0; i < end && own[i] == text[i]; i++) continue;
+    return i;
+}
+
+/* Of an entry's children, one with the longest run in common with the text; KVC__NONE if there are
+   no children. */
+static uint32_t kvc__kids_nearest(const kvc__table *t, uint32_t parent, const kvc_token *text,
+    uint32_t n)
+{
+    uint32_t ref = t->entries[parent].kids;
+    if (ref == KVC__NONE) return KVC__NONE;
+    while ((ref & 1u) == 0) {
+        const kvc__entry *e = &t->entries[ref >> 1];
+        ref = e->side[kvc__text_bit(text, n, e->bit)];
+    }
+    return ref >> 1;
+}
+
+/* Puts an entry, whose tokens are set and differ from all its siblings', below its parent. */
+static void kvc__kids_add(kvc__table *t, uint32_t entry)
+{
+    kvc__entry *e = &t->entries[entry];
+    const kvc_token *text = kvc__entry_text(t, entry);
+    uint32_t *ref = &t->entries[e->parent].kids, near, run, side;
+    near = kvc__kids_nearest(t, e->parent, text, e->n_tokens);
+    e->bit = KVC__NONE;
+    t->entries[e->parent].refs++;
+    if (near == KVC__NONE) {
+        *ref = kvc__leaf_ref(entry);
+        return;
+    }
+    run = kvc__entry_run(t, near, text, e->n_tokens);
+    for (e->bit = 32 * run; kvc__text_bit(text, e->n_tokens, e->bit) ==
+        kvc__text_bit(kvc__entry_text(t, near), t->entries[near].n_tokens, e->bit); e->bit++)
+        continue;
+    while ((*ref & 1u) == 0 && t->entries[*ref >> 1].bit < e->bit) {
+        kvc__entry *node = &t->entries[*ref >> 1];
+        ref = &node->side[kvc__text_bit(text, e->n_tokens, node->bit)];
+    }
+    side = kvc__text_bit(text, e->n_tokens, e->bit);
+    e->side[side] = kvc__leaf_ref(entry);
+    e->side[1 - side] = *ref;
+    *ref = kvc__node_ref(entry);
+}
+
+/* Takes it out again. The node in an entry is always above its leaf, or not in use. */
+static void kvc__kids_remove(kvc__table *t, uint32_t entry)
+{
+    kvc__entry *e = &t->entries[entry], *node;
+    const kvc_token *text = kvc__entry_text(t, entry);
+    uint32_t *ref = &t->entries[e->parent].kids, *above = NULL, *own = NULL, side;
+    t->entries[e->parent].refs--;
+    while ((*ref & 1u) == 0) {
+        if (*ref == kvc__node_ref(entry)) own = ref;
+        above = ref;
+        node = &t->entries[*ref >> 1];
+        ref = &node->side[kvc__text_bit(text, e->n_tokens, node->bit)];
+    }
+    if (above == NULL) {
+        *ref = KVC__NONE;
+        return;
+    }
+    node = &t->entries[*above >> 1];
+    side = kvc__text_bit(text, e->n_tokens, node->bit);
+    *above = node->side[1 - side];
+    node->bit = KVC__NONE;
+    if (node == e || own == NULL) return;
+    node->bit = e->bit;
+    node->side[0] = e->side[0];
+    node->side[1] = e->side[1];
+    *own = kvc__node_ref((uint32_t)(node - t->entries));
+}
+
+/* ---- entries ---- */
+
+static uint32_t *kvc__entry_page(const kvc__table *t, uint32_t entry, uint32_t reach)
+{
+    return &t->pages[(size_t)entry * t->n_reaches + reach];
+}
+
+/* The entry of a whole page below `parent`; KVC__NONE if there is none. */
+static uint32_t kvc__table_find(const kvc__table *t, uint32_t parent, const uint64_t key[2],
+    const kvc_token *text)
+{
+    uint32_t e = t->buckets[key[0] & t->mask];
+    for (; e != KVC__NONE; e = t->entries[e].next) {
+        const kvc__entry *one = &t->entries[e];
+        if (one->key[0] == key[0] && one->key[1] == key[1] && one->parent == parent &&
+            memcmp(kvc__entry_text(t, e), text, t->page_size * sizeof *text) == 0) break;
+    }
+    return e;
+}
+
+/* A free entry, without children and pages; there is one. */
+static uint32_t kvc__entry_take(kvc__table *t, uint32_t parent)
+{
+    uint32_t entry = t->free, i;
+    kvc__entry *e = &t->entries[entry];
+    t->free = e->next;
+    t->n_free--;
+    memset(e, 0, sizeof *e);
+    e->parent = parent;
+    e->root = parent == KVC__NONE ? entry : t->entries[parent].root;
+    e->next = e->kids = e->bit = KVC__NONE;
+    for (i = 0; i < t->n_reaches; i++) *kvc__entry_page(t, entry, i) = KVC__NONE;
+    return entry;
+}
+
+static void kvc__entry_tell(const kvc__table *t, uint32_t entry, int stored)
+{
+    const kvc__entry *e = &t->entries[entry];
+    kvc_prefix_event event;
+    if (t->event == NULL || e->n_tokens != t->page_size) return;
+    event.stored = stored;
+    memcpy(event.key, e->key, sizeof event.key);
+    memcpy(event.parent, t->entries[e->parent].key, sizeof event.parent);
+    event.tokens = kvc__entry_text(t, entry);
+    t->event(&event, t->user);
+}
+
+/* What a grave remembers of a key; 0 is none. */
+static uint32_t kvc__grave_mark(const uint64_t key[2])
+{
+    return (uint32_t)(key[1] >> 32) | 1u;
+}
+
+/* Gives an entry its tokens, a whole page with its key or fewer, and its place. */
+static void kvc__entry_set(kvc__table *t, uint32_t entry, const kvc_token *text, uint32_t n,
+    const uint64_t key[2])
+{
+    kvc__entry *e = &t->entries[entry];
+    memcpy(kvc__entry_text(t, entry), text, n * sizeof *text);
+    e->n_tokens = n;
+    kvc__kids_add(t, entry);
+    if (n < t->page_size) return;
+    e->key[0] = key[0];
+    e->key[1] = key[1];
+    e->next = t->buckets[key[0] & t->mask];
+    t->buckets[key[0] & t->mask] = entry;
+    kvc__entry_tell(t, entry, 1);
+}
+
+/* Takes an entry from its place; it keeps its pages. */
+static void kvc__entry_unset(kvc__table *t, uint32_t entry)
+{
+    kvc__entry *e = &t->entries[entry];
+    kvc__kids_remove(t, entry);
+    if (e->n_tokens == t->page_size) {
+        uint32_t *ref = &t->buckets[e->key[0] & t->mask];
+        while (*ref != entry) ref = &t->entries[*ref].next;
+        *ref = e->next;
+    }
+}
+
+/* Frees an entry that nothing needs any more, and then, perhaps, its parent. Roots stay. */
+static void kvc__entry_drop(kvc__table *t, uint32_t entry)
+{
+    for (;;) {
+        kvc__entry *e = &t->entries[entry];
+        uint32_t parent = e->parent;
+        if (parent == KVC__NONE || e->refs != 0 || e->n_pages != 0) return;
+        kvc__entry_tell(t, entry, 0);
+        if (e->n_tokens == t->page_size)
+            t->graves[e->key[0] & t->mask] = kvc__grave_mark(e->key);
+        kvc__entry_unset(t, entry);
+        e->next = t->free;
+        t->free = entry;
+        t->n_free++;
+        entry = parent;
+    }
+}
+
+/* ---- salts ---- */
+
+/* Every field with a tag and its length, so that no two different sets read the same. */
+static size_t kvc__root_field(unsigned char *to, char tag, const void *data, uint32_t size)
+{
+    to[0] = (unsigned char)tag;
+    memcpy(to + 1, &size, sizeof size);
+    memcpy(to + 1 + sizeof size, data, size);
+    return 1 + sizeof size + size;
+}
+
+/* The key of a root; `store` is the fingerprint of model, K/V types and page size. */
+static void kvc__root_key(const kvc__table *t, const kvc__salt *salt, const uint64_t store[2],
+    uint64_t out[2])
+{
+    unsigned char message[KVC__MAX_SALT + 64];
+    uint32_t adapter = 0;
+    size_t n = kvc__root_field(message, 'm', store, 16);
+    n += kvc__root_field(message + n, 'g', &salt->gemm, sizeof salt->gemm);
+    n += kvc__root_field(message + n, 'a', &adapter, sizeof adapter);
+    n += kvc__root_field(message + n, 's', salt->bytes, salt->size);
+    kvc__sip128(t->key, NULL, 0, message, n, out);
+}
+
+static uint32_t kvc__salt_find(const kvc__table *t, const kvc_share *share)
+{
+    uint32_t i;
+    for (i = 0; i < t->n_salts; i++) {
+        const kvc__salt *one = &t->salts[i];
+        if (one->is_set && one->size == share->salt_size && one->gemm == (uint32_t)share->gemm &&
+            (one->size == 0 || memcmp(one->bytes, share->salt, one->size) == 0)) return i;
+    }
+    return KVC__NONE;
+}
+
+/* The number of a salt, which one more sequence now uses; KVC__NONE if all are in use. */
+static uint32_t kvc__salt_open(kvc__table *t, const kvc_share *share, const uint64_t store[2])
+{
+    uint32_t i = kvc__salt_find(t, share);
+    if (i == KVC__NONE) {
+        for (i = 0; i < t->n_salts; i++)
+            if (t->salts[i].n_seqs == 0 && t->entries[i].refs == 0) break;
+        if (i == t->n_salts) return KVC__NONE;
+        t->salts[i].is_set = 1;
+        t->salts[i].gemm = (uint32_t)share->gemm;
+        t->salts[i].size = (uint32_t)share->salt_size;
+        if (share->salt_size != 0) memcpy(t->salts[i].bytes, share->salt, share->salt_size);
+        kvc__root_key(t, &t->salts[i], store, t->entries[i].key);
+    }
+    t->salts[i].n_seqs++;
+    t->salts[i].quota = share->quota;
+    return i;
+}
+
+/* ---- memory ---- */
+
+/* n_prefix entries for pages, and one for each salt. */
+static void kvc__table_layout(kvc__arena *arena, kvc__table *t, uint32_t n_prefix,
+    uint32_t n_salts, uint32_t page_size, uint32_t n_reaches)
+{
+    const uint32_t n = n_prefix + n_salts;
+    uint32_t i, n_buckets = 1;
+    kvc__table own;
+    memset(&own, 0, sizeof own);
+    while (n_buckets < n) n_buckets *= 2;
+    own.entries = (kvc__entry *)kvc__take(arena, n, sizeof *own.entries);
+    own.tokens = (kvc_token *)kvc__take(arena, n, page_size * sizeof *own.tokens);
+    own.pages = (uint32_t *)kvc__take(arena, n, n_reaches * sizeof *own.pages);
+    own.buckets = (uint32_t *)kvc__take(arena, n_buckets, sizeof *own.buckets);
+    own.salts = (kvc__salt *)kvc__take(arena, n_salts, sizeof *own.salts);
+    own.graves = (uint32_t *)kvc__take(arena, n_buckets, sizeof *own.graves);
+    if (arena->base == NULL) return;
+    own.page_size = page_size;
+    own.n_reaches = n_reaches;
+    own.n_entries = own.n_free = n;
+    own.mask = n_buckets - 1;
+    own.n_salts = n_salts;
+    memset(own.entries, 0, n * sizeof *own.entries);
+    memset(own.buckets, 0xff, n_buckets * sizeof *own.buckets);
+    memset(own.graves, 0, n_buckets * sizeof *own.graves);
+    memset(own.salts, 0, n_salts * sizeof *own.salts);
+    for (i = 0; i < n; i++) own.entries[i].next = i + 1 < n ? i + 1 : KVC__NONE;
+    for (i = 0; i < n_salts; i++) kvc__entry_take(&own, KVC__NONE);
+    *t = own;
+}
+
+/* ------------------------------------------------------------------------------------------------
    >>kv  Pages, the ring, sequences
    Layers that see equally far back (see kvc__reach) share their pages: a page holds K and V of
    page_size positions for all layers of one reach, and each reach has a pool of pages. The bytes of
@@ -5928,7 +6461,19 @@ typedef struct kvc__bush {
     size_t block_size;
 } kvc__bush;
 
+/* A page in the prefix table. */
+typedef struct kvc__keep {
+    uint32_t entry;                     /* KVC__NONE: it is not in it */
+    uint32_t before[2], after[2];       /* older and younger: on its shelf, and of its salt */
+} kvc__keep;
+
+/* Pages that no sequence holds, only the table: the one that was let go first, and the last. */
+typedef struct kvc__shelf {
+    uint32_t first, last, n;
+} kvc__shelf;
+
 #define KVC__MAX_SLABS 32u
+#define KVC__N_SHELVES 101u             /* one for each priority */
 
 /* The pages of a reach. */
 typedef struct kvc__pool {
@@ -5937,7 +6482,13 @@ typedef struct kvc__pool {
     uint32_t ring_cap;                  /* most pages of a sequence that does not grow */
     uint32_t window_pages;              /* most pages of any sequence; no window: UINT32_MAX */
     uint32_t n_pages, n_free, peak;
-    uint32_t n_promised;                /* of the free ones */
+    uint32_t n_cached;                  /* pages on shelves, to be had like free ones */
+    uint32_t n_promised;                /* of these and the free ones */
+    uint32_t reach;
+    kvc__table *table;                  /* NULL: none */
+    kvc__shelf shelves[KVC__N_SHELVES];
+    kvc__shelf *of_salt;                /* [n_salts] the same pages */
+    uint64_t filled[2];                 /* a bit for each shelf that is not empty */
     size_t page;                        /* bytes */
     uint32_t n_slabs;
     kvc__slab slabs[KVC__MAX_SLABS];
@@ -5967,6 +6518,13 @@ struct kvc_seq {
     kvc__extent *extents;               /* [n_cuts + 2] */
     float *turns;                       /* [n_cuts + 1, 2, rope_dim] see kvc__attn */
     kvc__ring rings[KVC_MAX_REACHES];
+    /* see "the prefix table at work" */
+    uint32_t salt;                      /* KVC__NONE: the sequence takes no part */
+    uint32_t priority, ttl;
+    uint32_t tail, depth;               /* the entry of its last whole page, and how many there are
+                                           up to it; the root and 0 */
+    uint32_t n_hit;                     /* tokens of the latest request that were there */
+    kvc_miss miss;
     /* see "heavy hitters" */
     uint32_t n_heavy;
     uint32_t n_marked;                  /* slots from 0 on whose keys are turned by others, */
@@ -5980,6 +6538,7 @@ struct kvc_cache {
     uint32_t page_shift, v_stride;
     kvc__pool pools[KVC_MAX_REACHES];   /* one for each reach of the model */
     kvc__layer_kv *layers;              /* [n_layers] */
+    kvc__table table;                   /* n_entries 0: none */
     uint32_t token_reach;               /* the reach whose pages also hold the tokens: one that sees
                                            all, if there is one */
     kvc__lock lock;
@@ -6062,6 +6621,11 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
         (r = kvc__kv_type_resolve(&d->edge_v, "edge_v", err)) != KVC_OK) return r;
     if (d->n_pages > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_pages", "2^31 or more");
+    if (d->n_salts == 0) d->n_salts = 16;
+    if (d->n_prefix > (1u << 30))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_prefix", "more than 2^30");
+    if (d->n_salts > (1u << 24))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_salts", "more than 2^24");
     if (!kvc__allocator_resolve(&d->allocator, &d->allocator, &d->model->allocator))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
     return KVC_OK;
@@ -6086,7 +6650,8 @@ static uint32_t kvc__pages_spare(uint32_t n_extents)
     return 2 * (n_extents - 1);
 }
 
-/* Sizes, without places. Pages of a window reach that n_seqs sequences cannot use are not made. */
+/* Sizes, without places. Pages of a window reach that n_seqs sequences cannot use are not made, but
+   for a prefix table. */
 static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kvc_cache_desc *d,
     kvc_error *err)
 {
@@ -6103,7 +6668,7 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     }
     all = need * d->n_seqs;
     if (d->n_pages != 0 && d->n_pages < all) all = d->n_pages;
-    if (d->n_pages != 0 && reach->window == 0) all = d->n_pages;
+    if (d->n_pages != 0 && (reach->window == 0 || d->n_prefix != 0)) all = d->n_pages;
     if (all > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
     pool->ring_leaves = kvc__ring_leaves((uint32_t)need + kvc__pages_spare(d->n_cuts + 2));
@@ -6171,6 +6736,8 @@ static void kvc__slab_layout(kvc__arena *arena, kvc__pool *pool, const kvc_cache
     stack = (uint32_t *)kvc__take(arena, n_all, sizeof *stack);
     if (tokens)
         slab.tokens = (kvc_token *)kvc__take(arena, n_pages, d->page_size * sizeof *slab.tokens);
+    if (d->n_prefix != 0)
+        slab.keeps = (kvc__keep *)kvc__take(arena, n_pages, sizeof *slab.keeps);
     for (i = 0; i < m->n_layers; i++) {
         kvc__layer_kv l;
         kvc__plane plane;
@@ -6183,6 +6750,7 @@ static void kvc__slab_layout(kvc__arena *arena, kvc__pool *pool, const kvc_cache
     }
     if (arena->base == NULL) return;
     memset(slab.refs, 0, n_pages * sizeof *slab.refs);
+    if (slab.keeps != NULL) memset(slab.keeps, 0xff, n_pages * sizeof *slab.keeps);
     for (i = 0; i < n_pages; i++) stack[i] = n_all - 1 - i;
     if (pool->n_free != 0)
         memcpy(stack + n_pages, pool->free_pages, pool->n_free * sizeof *stack);
@@ -6297,8 +6865,17 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
         memcpy(c->pools, pools, sizeof c->pools);
         for (i = 0; i < d->n_seqs; i++) seqs[i].cache = c;
     }
+    if (d->n_prefix != 0)
+        kvc__table_layout(arena, c != NULL ? &c->table : NULL, d->n_prefix, d->n_salts,
+            d->page_size, m->n_reaches);
     for (i = 0; i < m->n_reaches; i++) {
         kvc__pool pool = pools[i];
+        pool.reach = i;
+        if (d->n_prefix != 0) {
+            pool.of_salt = (kvc__shelf *)kvc__take(arena, d->n_salts, sizeof *pool.of_salt);
+            if (c != NULL) memset(pool.of_salt, 0, d->n_salts * sizeof *pool.of_salt);
+            if (c != NULL) pool.table = &c->table;
+        }
         kvc__slab_layout(arena, &pool, d, i, i == kvc__token_reach(m), pool.n_pages);
         kvc__bush_layout(arena, &pool, pool.ring_leaves * d->n_seqs);
         kvc__rings_layout(arena, c, i, pool.ring_leaves, d->n_seqs);
@@ -6359,6 +6936,11 @@ static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kv
     if (d.n_pages == 0) (*out)->desc.n_pages = pools[0].n_pages;
     (*out)->block_size = size;
     (*out)->owned = owned;
+    if (d.prefix_key != NULL) memcpy((*out)->table.key, d.prefix_key, 16);
+    else kvc__random_key((*out)->table.key);
+    (*out)->desc.prefix_key = NULL;
+    (*out)->table.event = d.on_prefix;
+    (*out)->table.user = d.user;
     if (kvc__lock_init(&(*out)->lock)) return KVC_OK;
     if (owned) kvc__free(&d.allocator, block, size);
     *out = NULL;
@@ -6390,22 +6972,165 @@ static uint32_t *kvc__page_refs(const kvc__pool *pool, uint32_t page)
     return &slab->refs[page - slab->first];
 }
 
+/* ---- pages that the prefix table alone holds; the lock is held ---- */
+
+static kvc__keep *kvc__page_keep(const kvc__pool *pool, uint32_t page)
+{
+    const kvc__slab *slab = kvc__slab_of(pool->slabs, page);
+    return &slab->keeps[page - slab->first];
+}
+
+/* The entry that knows a page; KVC__NONE: none. */
+static uint32_t kvc__page_entry(const kvc__pool *pool, uint32_t page)
+{
+    return pool->table == NULL ? KVC__NONE : kvc__page_keep(pool, page)->entry;
+}
+
+static void kvc__list_add(const kvc__pool *pool, kvc__shelf *list, uint32_t which, uint32_t page)
+{
+    kvc__keep *keep = kvc__page_keep(pool, page);
+    keep->before[which] = list->n != 0 ? list->last : KVC__NONE;
+    keep->after[which] = KVC__NONE;
+    if (list->n == 0) list->first = page;
+    else kvc__page_keep(pool, list->last)->after[which] = page;
+    list->last = page;
+    list->n++;
+}
+
+static void kvc__list_remove(const kvc__pool *pool, kvc__shelf *list, uint32_t which,
+    uint32_t page)
+{
+    const kvc__keep *keep = kvc__page_keep(pool, page);
+    const uint32_t before = keep->before[which], after = keep->after[which];
+    if (before != KVC__NONE) kvc__page_keep(pool, before)->after[which] = after;
+    else list->first = after;
+    if (after != KVC__NONE) kvc__page_keep(pool, after)->before[which] = before;
+    else list->last = before;
+    list->n--;
+}
+
+static void kvc__shelf_add(kvc__pool *pool, uint32_t page)
+{
+    const kvc__entry *e = &pool->table->entries[kvc__page_keep(pool, page)->entry];
+    kvc__list_add(pool, &pool->shelves[e->priority], 0, page);
+    kvc__list_add(pool, &pool->of_salt[e->root], 1, page);
+    pool->filled[e->priority / 64] |= (uint64_t)1 << (e->priority % 64);
+    pool->n_cached++;
+}
+
+static void kvc__shelf_remove(kvc__pool *pool, uint32_t page)
+{
+    const kvc__entry *e = &pool->table->entries[kvc__page_keep(pool, page)->entry];
+    kvc__list_remove(pool, &pool->shelves[e->priority], 0, page);
+    kvc__list_remove(pool, &pool->of_salt[e->root], 1, page);
+    if (pool->shelves[e->priority].n == 0)
+        pool->filled[e->priority / 64] &= ~((uint64_t)1 << (e->priority % 64));
+    pool->n_cached--;
+}
+
+/* Lets an entry know a page. */
+static void kvc__page_attach(kvc__pool *pool, uint32_t page, uint32_t entry)
+{
+    kvc__page_keep(pool, page)->entry = entry;
+    *kvc__entry_page(pool->table, entry, pool->reach) = page;
+    pool->table->entries[entry].n_pages++;
+    *kvc__page_refs(pool, page) += pool->table->entries[entry].pins;
+}
+
+/* The table forgets a page, and frees it if nobody else holds it. The entry stays. */
+static void kvc__page_detach(kvc__pool *pool, uint32_t page)
+{
+    kvc__keep *keep = kvc__page_keep(pool, page);
+    const uint32_t entry = keep->entry;
+    if (*kvc__page_refs(pool, page) == 0) {
+        kvc__shelf_remove(pool, page);
+        pool->free_pages[pool->n_free++] = page;
+    }
+    keep->entry = KVC__NONE;
+    *kvc__entry_page(pool->table, entry, pool->reach) = KVC__NONE;
+    pool->table->entries[entry].n_pages--;
+}
+
+/* Frees a page that is on a shelf. */
+static void kvc__page_evict(kvc__pool *pool, uint32_t page)
+{
+    const uint32_t entry = kvc__page_entry(pool, page);
+    kvc__page_detach(pool, page);
+    kvc__entry_drop(pool->table, entry);
+    pool->table->n_evicted++;
+}
+
+/* Frees the page that was let go first, of the lowest priority that there is. Sequences let their
+   last pages go first, and what was read again was let go again; so a page's children are freed
+   before it. 0: no page is on a shelf. */
+static int kvc__pool_evict(kvc__pool *pool)
+{
+    uint32_t priority = 0;
+    if (pool->n_cached == 0) return 0;
+    while ((pool->filled[priority / 64] >> (priority % 64) & 1u) == 0) priority++;
+    kvc__page_evict(pool, pool->shelves[priority].first);
+    return 1;
+}
+
+/* ---- counts of pages; the lock is held ---- */
+
+/* Pages that can be promised. */
+static uint32_t kvc__pool_left(const kvc__pool *pool)
+{
+    return pool->n_free + pool->n_cached - pool->n_promised;
+}
+
+static uint32_t kvc__pool_live(const kvc__pool *pool)
+{
+    return pool->n_pages - pool->n_free - pool->n_cached;
+}
+
+static void kvc__pool_peak(kvc__pool *pool)
+{
+    if (kvc__pool_live(pool) > pool->peak) pool->peak = kvc__pool_live(pool);
+}
+
 /* A page that the ring was promised. */
 static uint32_t kvc__page_take(kvc__pool *pool, kvc__ring *ring)
 {
-    uint32_t page = pool->free_pages[--pool->n_free], live = pool->n_pages - pool->n_free;
+    uint32_t page;
+    if (pool->n_free == 0) kvc__pool_evict(pool);
+    page = pool->free_pages[--pool->n_free];
     ring->promised--;
     pool->n_promised--;
     *kvc__page_refs(pool, page) = 1;
-    if (live > pool->peak) pool->peak = live;
+    kvc__pool_peak(pool);
     return page;
 }
 
-/* Tells whether the page is free now. */
+/* One holder more of a page that is held or on a shelf. */
+static void kvc__page_hold(kvc__pool *pool, uint32_t page)
+{
+    uint32_t *refs = kvc__page_refs(pool, page);
+    if (*refs == 0) kvc__shelf_remove(pool, page);
+    ++*refs;
+    kvc__pool_peak(pool);
+}
+
+/* The table alone has the page now, as far as the salt's quota goes. */
+static void kvc__page_shelve(kvc__pool *pool, uint32_t page, uint32_t entry)
+{
+    const uint32_t root = pool->table->entries[entry].root;
+    const uint32_t quota = pool->table->salts[root].quota;
+    kvc__shelf_add(pool, page);
+    while (quota != 0 && pool->of_salt[root].n > quota)
+        kvc__page_evict(pool, pool->of_salt[root].first);
+}
+
+/* One holder less. Tells whether the page can be had now: it is free, or on a shelf if the table
+   knows it. */
 static int kvc__page_drop(kvc__pool *pool, uint32_t page)
 {
+    uint32_t entry;
     if (--*kvc__page_refs(pool, page) != 0) return 0;
-    pool->free_pages[pool->n_free++] = page;
+    entry = kvc__page_entry(pool, page);
+    if (entry != KVC__NONE) kvc__page_shelve(pool, page, entry);
+    else pool->free_pages[pool->n_free++] = page;
     return 1;
 }
 
@@ -6427,6 +7152,16 @@ static int kvc__ring_alone(const kvc__pool *pool, const kvc__ring *ring, uint32_
 {
     return (*kvc__leaf_at(ring, i))->refs == 1 &&
         *kvc__page_refs(pool, kvc__ring_at(ring, i)) == 1;
+}
+
+/* Whether rows from place `at` of a page on can be written: nobody else sees them, the prefix table
+   included. */
+static int kvc__ring_writable(const kvc__pool *pool, const kvc__ring *ring, uint32_t i,
+    uint32_t at)
+{
+    const uint32_t entry = kvc__page_entry(pool, kvc__ring_at(ring, i));
+    if (!kvc__ring_alone(pool, ring, i)) return 0;
+    return entry == KVC__NONE || pool->table->entries[entry].n_tokens <= at;
 }
 
 static kvc__leaf *kvc__leaf_take(kvc__pool *pool, kvc__ring *ring, uint32_t i)
@@ -6490,12 +7225,12 @@ static int kvc__ring_drop(kvc__pool *pool, kvc__ring *ring, int last)
     return freed;
 }
 
-/* Drops all pages; shared leaves as a whole. */
+/* Drops all pages, the last ones first; shared leaves as a whole. */
 static void kvc__ring_clear(kvc__pool *pool, kvc__ring *ring)
 {
     uint32_t i, j;
-    for (i = ring->first; i < ring->end; i = (i / KVC__LEAF_PAGES + 1) * KVC__LEAF_PAGES) {
-        kvc__leaf *leaf = *kvc__leaf_at(ring, i);
+    for (i = ring->end; i > ring->first; i = (i - 1) / KVC__LEAF_PAGES * KVC__LEAF_PAGES) {
+        kvc__leaf *leaf = *kvc__leaf_at(ring, i - 1);
         if (--leaf->refs != 0) continue;
         for (j = leaf->hi; j > leaf->lo; j--) kvc__page_drop(pool, leaf->pages[j - 1]);
         kvc__leaf_free(pool, leaf);
@@ -6595,22 +7330,6 @@ static unsigned char *kvc__v_tile(const kvc_cache *c, uint32_t layer, uint32_t h
         (at & ~15u) * kvc__kv_row(c->layers[layer].type_v, c->v_stride);
 }
 
-static void kvc__page_copy(kvc_cache *c, uint32_t reach, uint32_t to, uint32_t from)
-{
-    const kvc_model *m = c->desc.model;
-    uint32_t i, h;
-    if (reach == c->token_reach)
-        memcpy(kvc__page_tokens(c, to), kvc__page_tokens(c, from),
-            c->desc.page_size * sizeof(kvc_token));
-    for (i = 0; i < m->n_layers; i++) {
-        if (m->layers[i].reach != reach) continue;
-        for (h = 0; h < m->n_kv_heads; h++) {
-            memcpy(kvc__k_piece(c, i, h, to), kvc__k_piece(c, i, h, from), c->layers[i].k_piece);
-            memcpy(kvc__v_piece(c, i, h, to), kvc__v_piece(c, i, h, from), c->layers[i].v_piece);
-        }
-    }
-}
-
 /* Copies a key from one lane of a tile to one of another, or of the same. */
 static void kvc__key_move(kvc_kv_type type, unsigned char *from, uint32_t lane, unsigned char *to,
     uint32_t to_lane, uint32_t head_dim)
@@ -6649,17 +7368,18 @@ static void kvc__value_move(kvc_kv_type type, unsigned char *from, uint32_t lane
     }
 }
 
-/* Copies a position of c->token_reach from its place in one page to one in another. */
-static void kvc__position_move(const kvc_cache *c, uint32_t page, uint32_t at, uint32_t to_page,
-    uint32_t to_at)
+/* Copies one position of a reach from its place in one page to one in another. */
+static void kvc__position_move(const kvc_cache *c, uint32_t reach, uint32_t page, uint32_t at,
+    uint32_t to_page, uint32_t to_at)
 {
     const kvc_model *m = c->desc.model;
     uint32_t i, h;
     if (page == to_page && at == to_at) return;
-    kvc__page_tokens(c, to_page)[to_at] = kvc__page_tokens(c, page)[at];
+    if (reach == c->token_reach)
+        kvc__page_tokens(c, to_page)[to_at] = kvc__page_tokens(c, page)[at];
     for (i = 0; i < m->n_layers; i++) {
         const kvc__layer_kv *l = &c->layers[i];
-        if (m->layers[i].reach != c->token_reach) continue;
+        if (m->layers[i].reach != reach) continue;
         for (h = 0; h < m->n_kv_heads; h++) {
             kvc__key_move(l->type_k, kvc__k_tile(c, i, h, page, at), at % 16,
                 kvc__k_tile(c, i, h, to_page, to_at), to_at % 16, m->head_dim);
@@ -6667,6 +7387,28 @@ static void kvc__position_move(const kvc_cache *c, uint32_t page, uint32_t at, u
                 kvc__v_tile(c, i, h, to_page, to_at), to_at % 16, c->v_stride);
         }
     }
+}
+
+/* Copies the first n positions of a page and touches no other: somebody may be writing there. */
+static void kvc__page_copy(const kvc_cache *c, uint32_t reach, uint32_t to, uint32_t from,
+    uint32_t n)
+{
+    const kvc_model *m = c->desc.model;
+    const uint32_t whole = n & ~15u;
+    uint32_t i, h;
+    if (reach == c->token_reach)
+        memcpy(kvc__page_tokens(c, to), kvc__page_tokens(c, from), whole * sizeof(kvc_token));
+    for (i = 0; i < m->n_layers; i++) {
+        const kvc__layer_kv *l = &c->layers[i];
+        if (m->layers[i].reach != reach) continue;
+        for (h = 0; h < m->n_kv_heads; h++) {
+            memcpy(kvc__k_piece(c, i, h, to), kvc__k_piece(c, i, h, from),
+                whole * kvc__kv_row(l->type_k, m->head_dim));
+            memcpy(kvc__v_piece(c, i, h, to), kvc__v_piece(c, i, h, from),
+                whole * kvc__kv_row(l->type_v, c->v_stride));
+        }
+    }
+    for (i = whole; i < n; i++) kvc__position_move(c, reach, from, i, to, i);
 }
 
 /* ---- places ---- */
@@ -6801,7 +7543,7 @@ static uint32_t kvc__heavy_need(const kvc_seq *s, uint32_t reach, uint32_t need,
     uint32_t i, most = ctx > held ? ctx - held : 0, front = kvc__heavy_pages(s);
     if ((int64_t)n <= kvc__seq_room(s)) return need;
     for (i = ring->first; i < ring->end; i++) {
-        if (kvc__ring_alone(pool, ring, i)) continue;
+        if (kvc__ring_writable(pool, ring, i, 0)) continue;
         most++;
         need += i - ring->first < front;
     }
@@ -6819,7 +7561,8 @@ static uint32_t kvc__ring_need(const kvc_seq *s, uint32_t reach, uint32_t n)
     uint32_t last = kvc__page_of(c, t, t->end), alone = 0, i, need, most;
     need = kvc__page_of(c, t, t->end + n - 1) + 1;
     need = need > ring->end ? need - ring->end : 0;
-    need += last < ring->end && !kvc__ring_alone(pool, ring, last);
+    need += last < ring->end &&
+        !kvc__ring_writable(pool, ring, last, t->end & (c->desc.page_size - 1));
     if (pool->window == 0 && s->policy == KVC_POLICY_HEAVY)
         return kvc__heavy_need(s, reach, need, n);
     if (need == 0 || (pool->window == 0 && s->policy != KVC_POLICY_WINDOW)) return need;
@@ -6849,6 +7592,424 @@ static int kvc__seq_can_slide(const kvc_seq *s)
     if (s->n_keep <= s->n_pos) page = kvc__page_at(s, s->n_keep - 1);
     else page = kvc__page_of(c, t, t->end + (s->n_keep - s->n_pos) - 1);
     return page - s->extents[0].page + 3 <= kvc__ctx_pages(c);
+}
+
+/* ---- the prefix table at work; the lock is held ---- */
+
+static void kvc__prefix_none(kvc_seq *s)
+{
+    s->salt = KVC__NONE;
+    s->tail = KVC__NONE;
+    s->depth = 0;
+}
+
+/* Another place in the table. */
+static void kvc__prefix_move(kvc_seq *s, uint32_t tail, uint32_t depth)
+{
+    kvc__table *t = &s->cache->table;
+    const uint32_t old = s->tail;
+    if (tail != KVC__NONE) t->entries[tail].refs++;
+    s->tail = tail;
+    s->depth = depth;
+    if (old == KVC__NONE) return;
+    t->entries[old].refs--;
+    kvc__entry_drop(t, old);
+}
+
+static void kvc__prefix_leave(kvc_seq *s)
+{
+    if (s->salt == KVC__NONE) return;
+    kvc__prefix_move(s, KVC__NONE, 0);
+    s->cache->table.salts[s->salt].n_seqs--;
+    kvc__prefix_none(s);
+}
+
+/* A prefill by this engine: another than its K and V in the table are from ends its part. */
+static void kvc__prefix_engine(kvc_seq *s, kvc_gemm gemm)
+{
+    kvc_cache *c = s->cache;
+    if (s->salt == KVC__NONE || !c->desc.model->has_floats ||
+        c->table.salts[s->salt].gemm == (uint32_t)gemm) return;
+    kvc__lock_enter(&c->lock);
+    kvc__prefix_leave(s);
+    kvc__lock_leave(&c->lock);
+}
+
+static void kvc__prefix_join(kvc_seq *s, uint32_t salt, uint32_t priority, uint32_t ttl)
+{
+    s->salt = salt;
+    s->priority = priority;
+    s->ttl = ttl;
+}
+
+/* The sequence is `length` long now. */
+static void kvc__prefix_back(kvc_seq *s, uint32_t length)
+{
+    const uint32_t depth = length >> s->cache->page_shift;
+    while (s->salt != KVC__NONE && s->depth > depth)
+        kvc__prefix_move(s, s->cache->table.entries[s->tail].parent, s->depth - 1);
+}
+
+/* Whether a position of the sequence is what a cold run would have. */
+static int kvc__prefix_whole(const kvc_seq *s)
+{
+    return s->salt != KVC__NONE && s->n_extents == 1 && s->extents[0].slot == 0 &&
+        s->extents[0].page == 0 && s->n_marked == 0;
+}
+
+static uint64_t kvc__cache_now(const kvc_cache *c)
+{
+    return c->desc.now != NULL ? c->desc.now(c->desc.user) : (uint64_t)time(NULL);
+}
+
+/* Raises an entry's priority; those of its pages that are on a shelf go to another. */
+static void kvc__entry_raise(kvc_cache *c, uint32_t entry, uint32_t priority)
+{
+    kvc__entry *e = &c->table.entries[entry];
+    uint32_t i, page[KVC_MAX_REACHES];
+    if (e->priority >= priority) return;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        page[i] = *kvc__entry_page(&c->table, entry, i);
+        if (page[i] != KVC__NONE && *kvc__page_refs(&c->pools[i], page[i]) != 0)
+            page[i] = KVC__NONE;
+        if (page[i] != KVC__NONE) kvc__shelf_remove(&c->pools[i], page[i]);
+    }
+    e->priority = priority;
+    for (i = 0; i < c->table.n_reaches; i++)
+        if (page[i] != KVC__NONE) kvc__shelf_add(&c->pools[i], page[i]);
+}
+
+/* The sequence uses an entry. */
+static void kvc__entry_use(const kvc_seq *s, uint32_t entry)
+{
+    kvc__entry *e = &s->cache->table.entries[entry];
+    kvc__entry_raise(s->cache, entry, s->priority);
+    if (s->ttl == 0) {
+        e->expires = 0;
+    } else if (e->expires != 0) {
+        uint64_t until = kvc__cache_now(s->cache) + s->ttl;
+        if (until > e->expires) e->expires = until;
+    }
+}
+
+/* Forgets all pages of an entry, and with them the entry, if it has no children. */
+static void kvc__entry_forget(kvc_cache *c, uint32_t entry)
+{
+    uint32_t i, page;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        page = *kvc__entry_page(&c->table, entry, i);
+        if (page != KVC__NONE) kvc__page_detach(&c->pools[i], page);
+    }
+    kvc__entry_drop(&c->table, entry);
+}
+
+static int kvc__entry_held(const kvc_cache *c, uint32_t entry)
+{
+    uint32_t i, page;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        page = *kvc__entry_page(&c->table, entry, i);
+        if (page != KVC__NONE && *kvc__page_refs(&c->pools[i], page) != 0) return 1;
+    }
+    return 0;
+}
+
+/* A new entry below the sequence's tail; KVC__NONE if there is no room for it. */
+static uint32_t kvc__entry_make(kvc_seq *s)
+{
+    kvc_cache *c = s->cache;
+    uint32_t i, entry;
+    for (i = 0; i < c->table.n_reaches && c->table.n_free == 0;)
+        if (!kvc__pool_evict(&c->pools[i])) i++;
+    if (c->table.n_free == 0) return KVC__NONE;
+    entry = kvc__entry_take(&c->table, s->tail);
+    c->table.entries[entry].priority = s->priority;
+    if (s->ttl != 0) {
+        c->table.entries[entry].expires = kvc__cache_now(c) + s->ttl;
+        c->table.can_expire = 1;
+    }
+    return entry;
+}
+
+/* Page `number` of the sequence becomes the entry's, in every reach; where the entry has one, the
+   sequence takes that and drops its own. */
+static void kvc__entry_merge(kvc_seq *s, uint32_t number, uint32_t entry)
+{
+    kvc_cache *c = s->cache;
+    uint32_t i, page, other, known;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        kvc__ring *ring = &s->rings[i];
+        if (number < ring->first || number >= ring->end) continue;
+        page = kvc__ring_at(ring, number);
+        other = *kvc__entry_page(&c->table, entry, i);
+        known = kvc__page_entry(&c->pools[i], page);
+        if (other == page) continue;
+        if (known != KVC__NONE) kvc__page_detach(&c->pools[i], page);
+        if (other == KVC__NONE) {
+            kvc__page_attach(&c->pools[i], page, entry);
+        } else {
+            kvc__leaf *leaf = kvc__leaf_own(&c->pools[i], ring, number);
+            kvc__page_hold(&c->pools[i], other);
+            leaf->pages[number % KVC__LEAF_PAGES] = other;
+            kvc__page_drop(&c->pools[i], page);
+        }
+        if (known != KVC__NONE) kvc__entry_drop(&c->table, known);
+    }
+}
+
+/* The entry that knows page `number` of the sequence as its own text so far; KVC__NONE: none. */
+static uint32_t kvc__prefix_own(const kvc_seq *s, uint32_t number)
+{
+    const kvc_cache *c = s->cache;
+    const kvc__ring *ring = &s->rings[c->token_reach];
+    if (number < ring->first || number >= ring->end) return KVC__NONE;
+    return kvc__page_entry(&c->pools[c->token_reach], kvc__ring_at(ring, number));
+}
+
+/* Enters the next whole page. 0: there is no room. */
+static int kvc__prefix_enter_page(kvc_seq *s)
+{
+    kvc_cache *c = s->cache;
+    kvc__table *t = &c->table;
+    const kvc__ring *ring = &s->rings[c->token_reach];
+    uint32_t own = kvc__prefix_own(s, s->depth), entry;
+    const kvc_token *text;
+    uint64_t key[2];
+    if (s->depth < ring->first) return 0;
+    text = kvc__page_tokens(c, kvc__ring_at(ring, s->depth));
+    kvc__entry_key(t, s->tail, text, t->page_size, key);
+    entry = kvc__table_find(t, s->tail, key, text);
+    if (entry == KVC__NONE) {
+        if (own != KVC__NONE && t->entries[own].n_tokens < t->page_size &&
+            t->entries[own].parent == s->tail) {
+            kvc__entry_unset(t, own);
+            entry = own;
+        } else {
+            entry = kvc__entry_make(s);
+        }
+        if (entry == KVC__NONE) return 0;
+        kvc__entry_set(t, entry, text, t->page_size, key);
+    }
+    kvc__entry_use(s, entry);
+    kvc__entry_merge(s, s->depth, entry);
+    kvc__prefix_move(s, entry, s->depth + 1);
+    return 1;
+}
+
+/* Enters what was computed since, but for a page that is not whole. */
+static void kvc__prefix_enter(kvc_seq *s)
+{
+    while (kvc__prefix_whole(s) && s->depth < s->n_pos >> s->cache->page_shift)
+        if (!kvc__prefix_enter_page(s)) break;
+}
+
+/* Enters the last page, which is not whole, and takes out one that says the beginning of the
+   same. */
+static void kvc__prefix_enter_end(kvc_seq *s)
+{
+    kvc_cache *c = s->cache;
+    kvc__table *t = &c->table;
+    const uint32_t n = s->n_pos & (t->page_size - 1);
+    uint32_t own, near, run = 0;
+    const kvc_token *text;
+    if (n == 0 || !kvc__prefix_whole(s) || s->depth != s->n_pos >> c->page_shift) return;
+    own = kvc__prefix_own(s, s->depth);
+    if (own != KVC__NONE && t->entries[own].n_tokens >= n) return;
+    text = kvc__page_tokens(c, kvc__ring_at(&s->rings[c->token_reach], s->depth));
+    if (own != KVC__NONE) kvc__entry_unset(t, own);
+    near = kvc__kids_nearest(t, s->tail, text, n);
+    if (near != KVC__NONE) run = kvc__entry_run(t, near, text, n);
+    if (run == n) {
+        kvc__entry_use(s, near);
+        if (own == KVC__NONE) return;
+        kvc__entry_set(t, own, text, t->entries[own].n_tokens, NULL);
+        if (t->entries[own].pins == 0) kvc__entry_forget(c, own);
+        return;
+    }
+    if (near != KVC__NONE && t->entries[near].n_tokens == run && !kvc__entry_held(c, near))
+        kvc__entry_forget(c, near);     /* not a pinned one, whose pages are held */
+    if (own == KVC__NONE) own = kvc__entry_make(s);
+    if (own == KVC__NONE) return;
+    kvc__entry_set(t, own, text, n, NULL);
+    kvc__entry_use(s, own);
+    kvc__entry_merge(s, s->depth, own);
+}
+
+/* What a look-up found. */
+typedef struct kvc__hit {
+    uint32_t n_pos;                     /* positions that the sequence would have */
+    uint32_t tail, depth;               /* its last whole page then */
+    uint32_t first[KVC_MAX_REACHES];    /* the pages to be held: from here to that of position */
+                                        /* n_pos - 1 */
+    kvc_miss miss;
+} kvc__hit;
+
+/* The walk of a look-up. */
+typedef struct kvc__walker {
+    const kvc_seq *s;
+    const kvc_token *tokens;            /* [n], to follow the sequence's own */
+    uint32_t n, most;                   /* positions that may be taken over in all */
+    uint32_t entry, depth;
+    uint32_t since[KVC_MAX_REACHES];    /* pages are there from here on */
+    int ended;                          /* one is missing in layers that see everything */
+    uint64_t now;                       /* 0: no page in the table can expire */
+    kvc_token text[KVC__SPAN];          /* of the page in question */
+} kvc__walker;
+
+/* Fills in the text of page w->depth; returns its tokens. */
+static uint32_t kvc__walk_text(kvc__walker *w)
+{
+    const kvc_cache *c = w->s->cache;
+    const uint32_t size = c->desc.page_size, start = w->depth * size, end = w->s->n_pos;
+    uint32_t own = start < end ? end - start : 0, from = start + own - end, n;
+    if (own != 0)
+        memcpy(w->text, kvc__page_tokens(c, kvc__ring_at(&w->s->rings[c->token_reach], w->depth)),
+            own * sizeof *w->text);
+    n = w->n - from < size - own ? w->n - from : size - own;
+    memcpy(w->text + own, w->tokens + from, n * sizeof *w->text);
+    return own + n;
+}
+
+/* Page w->depth has `run` tokens in common with an entry below w->entry. */
+static void kvc__walk_note(kvc__walker *w, uint32_t entry, uint32_t run, kvc__hit *hit)
+{
+    const kvc_cache *c = w->s->cache;
+    const uint32_t size = c->desc.page_size;
+    uint32_t n = w->depth * size + run, i, first[KVC_MAX_REACHES];
+    int there = 1;
+    if (n > w->most) n = w->most;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        const uint32_t window = c->pools[i].window;
+        uint64_t back = (uint64_t)window - 1 + c->desc.n_back;
+        if (*kvc__entry_page(&c->table, entry, i) == KVC__NONE) w->since[i] = w->depth + 1;
+        if (window == 0 && w->since[i] != 0) w->ended = 1;
+        first[i] = window == 0 || n <= back ? 0 : (n - (uint32_t)back) >> c->page_shift;
+        if (first[i] < w->since[i]) there = 0;
+    }
+    if (w->ended) hit->miss = KVC_MISS_EVICTED;
+    if (n <= w->s->n_pos || w->ended) return;
+    if (!there) hit->miss = KVC_MISS_WINDOW;
+    if (!there) return;
+    if (hit->miss != KVC_MISS_EVICTED) hit->miss = KVC_MISS_ABSENT;
+    hit->n_pos = n;
+    hit->depth = n >> c->page_shift;
+    hit->tail = hit->depth > w->depth ? entry : w->entry;
+    memcpy(hit->first, first, sizeof first);
+}
+
+/* Finds how much of the tokens that are to follow is there, `most` of them. */
+static void kvc__prefix_find(const kvc_seq *s, const kvc_token *tokens, uint32_t n, uint32_t most,
+    kvc__hit *hit)
+{
+    kvc__table *t = &s->cache->table;
+    kvc__walker w;
+    uint32_t i, size, entry, run;
+    w.s = s;
+    w.tokens = tokens;
+    w.n = n;
+    w.most = s->n_pos + most;
+    w.entry = s->tail;
+    w.depth = s->depth;
+    w.ended = 0;
+    w.now = t->can_expire ? kvc__cache_now(s->cache) : 0;
+    hit->n_pos = s->n_pos;
+    hit->miss = KVC_MISS_ABSENT;
+    for (i = 0; i < t->n_reaches; i++) w.since[i] = s->rings[i].first;
+    while (w.depth * t->page_size < w.most) {
+        size = kvc__walk_text(&w);
+        entry = KVC__NONE;
+        run = size;
+        if (size == t->page_size) {
+            uint64_t key[2];
+            kvc__entry_key(t, w.entry, w.text, size, key);
+            entry = kvc__table_find(t, w.entry, key, w.text);
+            if (entry == KVC__NONE && t->graves[key[0] & t->mask] == kvc__grave_mark(key))
+                hit->miss = KVC_MISS_EVICTED;
+        }
+        if (entry == KVC__NONE) {
+            entry = kvc__kids_nearest(t, w.entry, w.text, size);
+            if (entry == KVC__NONE) break;
+            run = kvc__entry_run(t, entry, w.text, size);
+        }
+        if (w.now != 0 && t->entries[entry].expires != 0 && t->entries[entry].expires <= w.now) {
+            hit->miss = KVC_MISS_EVICTED;
+            break;
+        }
+        t->entries[w.entry].path = entry;
+        kvc__walk_note(&w, entry, run, hit);
+        if (run < t->page_size || w.ended) break;
+        w.entry = entry;
+        w.depth++;
+    }
+    if (hit->n_pos == w.most) hit->miss = KVC_MISS_NONE;
+}
+
+/* The page of a hit after that of `entry`, which becomes its own. */
+static uint32_t kvc__hit_next(const kvc_seq *s, uint32_t *entry, uint32_t reach)
+{
+    const kvc__table *t = &s->cache->table;
+    *entry = t->entries[*entry].path;
+    return *kvc__entry_page(t, *entry, reach);
+}
+
+/* Pages that the sequence needs beside those of a hit, for positions up to `end`; *taken: those of
+   the hit that are on a shelf. */
+static uint32_t kvc__hit_need(const kvc_seq *s, uint32_t reach, const kvc__hit *hit, uint32_t end,
+    uint32_t *taken)
+{
+    const kvc_cache *c = s->cache;
+    const kvc__pool *pool = &c->pools[reach];
+    const uint32_t size = c->desc.page_size, last = (hit->n_pos - 1) / size;
+    uint32_t need = (end - 1) / size - last + (hit->n_pos % size != 0), number, page;
+    uint32_t entry = s->tail;
+    *taken = 0;
+    for (number = s->depth; number <= last; number++) {
+        page = kvc__hit_next(s, &entry, reach);
+        if (number >= hit->first[reach]) *taken += *kvc__page_refs(pool, page) == 0;
+    }
+    return need < kvc__ring_most(s, pool) ? need : kvc__ring_most(s, pool);
+}
+
+/* Puts a hit's pages, which are held, into a ring. */
+static void kvc__hit_ring(kvc_seq *s, uint32_t reach, const kvc__hit *hit)
+{
+    kvc__pool *pool = &s->cache->pools[reach];
+    kvc__ring *ring = &s->rings[reach];
+    const uint32_t last = (hit->n_pos - 1) >> s->cache->page_shift, first = hit->first[reach];
+    uint32_t number, entry = s->tail, page;
+    if (first > s->depth || ring->end == ring->first) {
+        kvc__ring_clear(pool, ring);
+        ring->first = ring->end = first;
+    } else {
+        kvc__ring_trim(pool, ring, s->depth);
+        while (ring->first < first) kvc__ring_drop(pool, ring, 0);
+    }
+    for (number = s->depth; number <= last; number++) {
+        page = kvc__hit_next(s, &entry, reach);
+        if (number >= first) kvc__ring_push(pool, ring, page);
+    }
+}
+
+/* The sequence goes on from the end of the hit. Its pages are held before others are let go, which
+   may take pages off the shelves. */
+static void kvc__hit_take(kvc_seq *s, const kvc__hit *hit)
+{
+    kvc_cache *c = s->cache;
+    const uint32_t last = (hit->n_pos - 1) >> c->page_shift;
+    uint32_t i, entry, page, number;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        for (entry = s->tail, number = s->depth; number <= last; number++) {
+            page = kvc__hit_next(s, &entry, i);
+            if (number >= hit->first[i]) kvc__page_hold(&c->pools[i], page);
+        }
+    }
+    for (entry = s->tail, number = s->depth; number <= last; number++) {
+        kvc__hit_next(s, &entry, 0);
+        kvc__entry_use(s, entry);
+    }
+    for (i = 0; i < c->table.n_reaches; i++) kvc__hit_ring(s, i, hit);
+    s->n_hit = hit->n_pos - s->n_pos;
+    s->n_pos = s->extents[0].end = hit->n_pos;
+    kvc__prefix_move(s, hit->tail, hit->depth);
 }
 
 /* ---- growing ---- */
@@ -6948,21 +8109,57 @@ static kvc_result kvc__seq_grow(kvc_seq *s, uint32_t n, kvc_error *err)
     return r;
 }
 
-/* Promises the sequence all pages for n more positions, or none; then *reach tells who lacks them,
-   and *lack how many. */
-static kvc_result kvc__seq_promise(kvc_seq *s, uint32_t n, uint32_t *reach, uint32_t *lack,
-    kvc_error *err)
+/* Tokens to be appended, for the pages they need. */
+typedef struct kvc__want {
+    const kvc_token *tokens;            /* [n] */
+    uint32_t n;
+    uint32_t n_known;                   /* the first of them whose logits nobody wants */
+    uint32_t reach, lack;               /* set where pages are lacking: where, and how many */
+} kvc__want;
+
+/* Looks in the prefix table and, if there are pages to go on, takes what is there and promises the
+   sequence the rest. 0: there is nothing to take. The lock is held. */
+static int kvc__prefix_take(kvc_seq *s, const kvc__want *want)
+{
+    kvc_cache *c = s->cache;
+    const uint32_t end = s->n_pos + want->n;
+    uint32_t i, need[KVC_MAX_REACHES], taken;
+    kvc__hit hit;
+    s->miss = KVC_MISS_OFF;
+    if (!kvc__prefix_whole(s) || s->policy == KVC_POLICY_HEAVY ||
+        s->depth != s->n_pos >> c->page_shift) return 0;
+    if (s->policy == KVC_POLICY_WINDOW && end > kvc__ctx_pages(c) << c->page_shift) return 0;
+    kvc__prefix_find(s, want->tokens, want->n, want->n_known, &hit);
+    s->miss = hit.miss;
+    if (hit.n_pos == s->n_pos) return 0;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        need[i] = kvc__hit_need(s, i, &hit, end, &taken);
+        if (need[i] + taken <= kvc__pool_left(&c->pools[i])) continue;
+        s->miss = KVC_MISS_PAGES;
+        return 0;
+    }
+    kvc__hit_take(s, &hit);
+    for (i = 0; i < c->table.n_reaches; i++) {
+        c->pools[i].n_promised += need[i];
+        s->rings[i].promised = need[i];
+    }
+    return 1;
+}
+
+/* Promises the sequence all pages for the tokens, or none. */
+static kvc_result kvc__seq_promise(kvc_seq *s, kvc__want *want, kvc_error *err)
 {
     kvc_cache *c = s->cache;
     uint32_t need[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches;
     kvc_result r = KVC_OK;
     kvc__lock_enter(&c->lock);
+    if (want->n_known != 0 && s->salt != KVC__NONE && kvc__prefix_take(s, want)) n_reaches = 0;
     for (i = 0; i < n_reaches && r == KVC_OK; i++) {
-        uint32_t left = c->pools[i].n_free - c->pools[i].n_promised;
-        need[i] = kvc__ring_need(s, i, n);
+        uint32_t left = kvc__pool_left(&c->pools[i]);
+        need[i] = kvc__ring_need(s, i, want->n);
         if (need[i] <= left) continue;
-        *reach = i;
-        *lack = need[i] - left;
+        want->reach = i;
+        want->lack = need[i] - left;
         r = kvc__fail_numbers(err, KVC_ERROR_FULL, "cache", "pages free", left, "and needed",
             need[i]);
     }
@@ -6970,15 +8167,22 @@ static kvc_result kvc__seq_promise(kvc_seq *s, uint32_t n, uint32_t *reach, uint
         c->pools[i].n_promised += need[i];
         s->rings[i].promised = need[i];
     }
+    if (r == KVC_OK && s->salt != KVC__NONE) {
+        c->table.n_hit += s->n_hit;
+        c->table.n_computed += want->n - s->n_hit;
+    }
     kvc__lock_leave(&c->lock);
     return r;
 }
 
-/* Makes sure of all pages for n more positions. After an error nothing is changed. */
-static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
+/* Makes sure of all pages for n more positions; s->n_hit of them are there then. After an error
+   nothing is changed. */
+static kvc_result kvc__seq_reserve(kvc_seq *s, const kvc_token *tokens, size_t n, size_t n_known,
+    kvc_error *err)
 {
     kvc_cache *c = s->cache;
-    uint32_t most = s->n_pos < c->desc.n_ctx ? c->desc.n_ctx - s->n_pos : 0, reach = 0, lack = 0;
+    uint32_t most = s->n_pos < c->desc.n_ctx ? c->desc.n_ctx - s->n_pos : 0;
+    kvc__want want;
     kvc_result r;
     if (s->policy != KVC_POLICY_ERROR || most > KVC__MAX_SLOTS - kvc__seq_last(s)->end)
         most = KVC__MAX_SLOTS - kvc__seq_last(s)->end;
@@ -6988,10 +8192,16 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, size_t n, kvc_error *err)
     if (n > most)
         return kvc__fail_numbers(err, KVC_ERROR_FULL, "sequence", "positions free", most,
             "and needed", n);
-    if (s->policy != KVC_POLICY_GROW) return kvc__seq_promise(s, (uint32_t)n, &reach, &lack, err);
-    r = kvc__seq_grow(s, (uint32_t)n, err);
-    while (r == KVC_OK && (r = kvc__seq_promise(s, (uint32_t)n, &reach, &lack, err)) != KVC_OK)
-        r = kvc__pool_grow(c, reach, lack, err);
+    memset(&want, 0, sizeof want);
+    want.tokens = tokens;
+    want.n = (uint32_t)n;
+    want.n_known = (uint32_t)n_known;
+    s->n_hit = 0;
+    s->miss = s->salt == KVC__NONE ? KVC_MISS_OFF : KVC_MISS_NONE;
+    if (s->policy != KVC_POLICY_GROW) return kvc__seq_promise(s, &want, err);
+    r = kvc__seq_grow(s, want.n, err);
+    while (r == KVC_OK && (r = kvc__seq_promise(s, &want, err)) != KVC_OK)
+        r = kvc__pool_grow(c, want.reach, want.lack, err);
     return r;
 }
 
@@ -7014,7 +8224,8 @@ static uint32_t kvc__ring_extend(kvc_seq *s, uint32_t reach, uint32_t n)
     const kvc__extent *t = kvc__seq_last(s);
     uint32_t end = kvc__page_of(c, t, t->end + n - 1) + 1;
     uint32_t last = kvc__page_of(c, t, t->end), old = UINT32_MAX;
-    if (last < ring->end && !kvc__ring_alone(pool, ring, last)) {
+    if (last < ring->end &&
+        !kvc__ring_writable(pool, ring, last, t->end & (c->desc.page_size - 1))) {
         kvc__leaf *leaf = kvc__leaf_own(pool, ring, last);
         old = leaf->pages[last % KVC__LEAF_PAGES];
         leaf->pages[last % KVC__LEAF_PAGES] = kvc__page_take(pool, ring);
@@ -7125,12 +8336,12 @@ static void kvc__heavy_own(kvc_seq *s, uint32_t n)
     kvc__leaf *leaf;
     kvc__lock_enter(&c->lock);
     for (i = ring->first; i < ring->first + n; i++) {
-        if (kvc__ring_alone(pool, ring, i)) continue;
+        if (kvc__ring_writable(pool, ring, i, 0)) continue;
         leaf = kvc__leaf_own(pool, ring, i);
         old = leaf->pages[i % KVC__LEAF_PAGES];
         page = leaf->pages[i % KVC__LEAF_PAGES] = kvc__page_take(pool, ring);
         kvc__lock_leave(&c->lock);
-        kvc__page_copy(c, c->token_reach, page, old);
+        kvc__page_copy(c, c->token_reach, page, old, c->desc.page_size);
         kvc__lock_enter(&c->lock);
         kvc__page_drop(pool, old);
     }
@@ -7155,7 +8366,7 @@ static uint32_t kvc__heavy_gather(kvc_seq *s, uint32_t end)
             continue;
         }
         page = kvc__ring_at(ring, kvc__page_of(c, t, slot));
-        kvc__position_move(c, page, slot & mask,
+        kvc__position_move(c, c->token_reach, page, slot & mask,
             kvc__ring_at(ring, ring->first + (n >> c->page_shift)), n & mask);
         s->marks[n] = kvc__slot_mark(s, slot);
         s->tally[n++] = s->tally[pos];
@@ -7216,7 +8427,8 @@ static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
     page = kvc__page_of(c, kvc__seq_last(s), kvc__seq_last(s)->end);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX)
-            kvc__page_copy(c, i, kvc__ring_at(&s->rings[i], page), old[i]);
+            kvc__page_copy(c, i, kvc__ring_at(&s->rings[i], page), old[i],
+                kvc__seq_last(s)->end & (c->desc.page_size - 1));
     kvc__lock_enter(&c->lock);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX) kvc__page_drop(&c->pools[i], old[i]);
@@ -7229,6 +8441,10 @@ static void kvc__seq_add(kvc_seq *s, uint32_t n)
 {
     kvc__seq_last(s)->end += n;
     s->n_pos += n;
+    if (s->salt == KVC__NONE) return;
+    kvc__lock_enter(&s->cache->lock);
+    kvc__prefix_enter(s);
+    kvc__lock_leave(&s->cache->lock);
 }
 
 /* Ends a step: gives back what no later row sees, and what was promised and not needed. */
@@ -7237,6 +8453,7 @@ static void kvc__seq_settle(kvc_seq *s)
     kvc_cache *c = s->cache;
     uint32_t i;
     kvc__lock_enter(&c->lock);
+    if (s->salt != KVC__NONE) kvc__prefix_enter_end(s);
     for (i = 0; i < c->desc.model->n_reaches; i++) {
         kvc__seq_give(s, i);
         kvc__ring_settle(&c->pools[i], &s->rings[i]);
@@ -7265,6 +8482,10 @@ static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
     }
     if (s->policy == KVC_POLICY_HEAVY)
         memcpy(s->tally, parent->tally, s->n_pos * sizeof *s->tally);
+    if (parent->salt == KVC__NONE) return;
+    s->cache->table.salts[parent->salt].n_seqs++;
+    kvc__prefix_join(s, parent->salt, parent->priority, parent->ttl);
+    kvc__prefix_move(s, parent->tail, parent->depth);
 }
 
 /* No slot, so that the next token begins again with the first. */
@@ -7280,7 +8501,9 @@ static void kvc__seq_begin(kvc_seq *s)
 {
     s->n_pos = 0;
     s->policy = KVC_POLICY_ERROR;
-    s->n_keep = s->n_heavy = 0;
+    s->n_keep = s->n_heavy = s->n_hit = 0;
+    s->miss = KVC_MISS_NONE;
+    kvc__prefix_none(s);
     kvc__extents_clear(s);
 }
 
@@ -7364,6 +8587,7 @@ static void kvc__seq_rollback(kvc_seq *s, uint32_t length)
     }
     for (i = 0; i < c->desc.model->n_reaches; i++) kvc__ring_trim(&c->pools[i], &s->rings[i], end);
     kvc__seq_measure(s);
+    kvc__prefix_back(s, length);
     kvc__lock_leave(&c->lock);
 }
 
@@ -7413,6 +8637,7 @@ static void kvc__seq_become(kvc_seq *to, const kvc_seq *from)
 {
     kvc_cache *c = to->cache;
     uint32_t i;
+    kvc__prefix_leave(to);
     for (i = 0; i < c->desc.model->n_reaches; i++) {
         kvc__ring_clear(&c->pools[i], &to->rings[i]);
         kvc__ring_share(&to->rings[i], &from->rings[i]);
@@ -7474,9 +8699,154 @@ static void kvc__seq_close(kvc_seq *s)
 {
     kvc__seq_rollback(s, 0);
     kvc__lock_enter(&s->cache->lock);
+    kvc__prefix_leave(s);
     s->is_open = 0;
     s->cache->n_open--;
     kvc__lock_leave(&s->cache->lock);
+}
+
+/* What K and V depend on, and how they are stored. */
+static void kvc__cache_fingerprint(const kvc_cache *c, uint64_t out[2])
+{
+    const kvc_model *m = c->desc.model;
+    uint32_t i;
+    for (i = 0; i < 2; i++) out[i] = m->fingerprint[i];
+    for (i = 0; i < m->n_layers; i++) {
+        uint64_t types = (uint64_t)c->layers[i].type_k << 32 | (uint64_t)c->layers[i].type_v;
+        out[0] = kvc__mix64(out[0] ^ types);
+        out[1] = kvc__mix64(out[1] + types);
+    }
+    out[0] = kvc__mix64(out[0] ^ c->desc.page_size);
+    out[1] = kvc__mix64(out[1] + c->desc.page_size);
+}
+
+static kvc_result kvc__share_check(const kvc_cache *c, kvc_share *share, kvc_error *err)
+{
+    if (share->start_canary != 0 || share->end_canary != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "share", "not zero-initialised");
+    if (c->table.n_entries == 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "it has no prefix table (n_prefix)");
+    if (share->salt_size > KVC__MAX_SALT || (share->salt_size != 0 && share->salt == NULL))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "salt", "NULL or more than 64 bytes");
+    if (share->priority == 0) share->priority = 50;
+    if (share->priority > 100)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "priority", "more than 100");
+    if (share->gemm != KVC_GEMM_BUILTIN && share->gemm != KVC_GEMM_CBLAS)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "gemm", "not a kvc_gemm");
+    if (!c->desc.model->has_floats) share->gemm = KVC_GEMM_BUILTIN;
+    return KVC_OK;
+}
+
+static kvc_result kvc__seq_open_shared(kvc_seq **out, kvc_cache *c, const kvc_share *desc,
+    kvc_error *err)
+{
+    kvc_share share;
+    uint64_t store[2];
+    uint32_t salt;
+    kvc_result r;
+    memset(&share, 0, sizeof share);
+    if (desc != NULL) share = *desc;
+    if ((r = kvc__share_check(c, &share, err)) != KVC_OK) return r;
+    if ((r = kvc__seq_open(out, c, NULL, err)) != KVC_OK) return r;
+    kvc__cache_fingerprint(c, store);
+    kvc__lock_enter(&c->lock);
+    salt = kvc__salt_open(&c->table, &share, store);
+    if (salt != KVC__NONE) {
+        kvc__prefix_join(*out, salt, share.priority, share.ttl);
+        kvc__prefix_move(*out, salt, 0);
+    }
+    kvc__lock_leave(&c->lock);
+    if (salt != KVC__NONE) return KVC_OK;
+    kvc__seq_close(*out);
+    *out = NULL;
+    return kvc__fail(err, KVC_ERROR_FULL, "n_salts", "as many salts are in use");
+}
+
+/* One holder more, or less, of the pages of an entry and of all before it. */
+static void kvc__entry_pin(kvc_cache *c, uint32_t entry, int more)
+{
+    kvc__table *t = &c->table;
+    uint32_t i, page;
+    for (; t->entries[entry].parent != KVC__NONE; entry = t->entries[entry].parent) {
+        if (more) t->entries[entry].pins++;
+        else t->entries[entry].pins--;
+        for (i = 0; i < t->n_reaches; i++) {
+            page = *kvc__entry_page(t, entry, i);
+            if (page == KVC__NONE) continue;
+            if (more) kvc__page_hold(&c->pools[i], page);
+            else kvc__page_drop(&c->pools[i], page);
+        }
+    }
+}
+
+static kvc_result kvc__prefix_pin(kvc_pin *out, kvc_seq *s, uint32_t length, kvc_error *err)
+{
+    kvc_cache *c = s->cache;
+    kvc__table *t = &c->table;
+    uint32_t entry, depth, own;
+    if (!kvc__prefix_whole(s))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "it takes no part in a prefix table");
+    kvc__lock_enter(&c->lock);
+    entry = s->tail;
+    own = kvc__prefix_own(s, s->depth);
+    for (depth = s->depth; depth > length >> c->page_shift; depth--)
+        entry = t->entries[entry].parent;
+    out->n_tokens = depth << c->page_shift;
+    if (depth == s->depth && length > out->n_tokens && own != KVC__NONE &&
+        t->entries[own].n_tokens + out->n_tokens >= length) {
+        entry = own;
+        out->n_tokens = length;
+    }
+    out->cache = c;
+    out->entry = entry;
+    t->entries[entry].refs++;
+    kvc__entry_pin(c, entry, 1);
+    kvc__lock_leave(&c->lock);
+    return KVC_OK;
+}
+
+static void kvc__prefix_unpin(kvc_pin *pin)
+{
+    kvc_cache *c = pin->cache;
+    kvc__lock_enter(&c->lock);
+    kvc__entry_pin(c, pin->entry, 0);
+    c->table.entries[pin->entry].refs--;
+    kvc__entry_drop(&c->table, pin->entry);
+    kvc__lock_leave(&c->lock);
+    memset(pin, 0, sizeof *pin);
+}
+
+/* The pages of a reach that have expired or, if root is not KVC__NONE, that are of a salt. */
+static uint32_t kvc__pool_sweep(kvc_cache *c, uint32_t reach, uint32_t root, uint64_t now)
+{
+    kvc__pool *pool = &c->pools[reach];
+    uint32_t page, n = 0;
+    for (page = 0; page < pool->n_pages; page++) {
+        const uint32_t entry = kvc__page_entry(pool, page);
+        const kvc__entry *e = &c->table.entries[entry];
+        if (entry == KVC__NONE || *kvc__page_refs(pool, page) != 0) continue;
+        if (root != KVC__NONE ? e->root != root : e->expires == 0 || e->expires > now) continue;
+        kvc__page_evict(pool, page);
+        n++;
+    }
+    return n;
+}
+
+static uint32_t kvc__prefix_sweep(kvc_cache *c, const kvc_share *desc)
+{
+    uint32_t i, n = 0, root = KVC__NONE;
+    kvc_share share;
+    if (c->table.n_entries == 0) return 0;
+    if (desc != NULL) {
+        share = *desc;
+        if (kvc__share_check(c, &share, NULL) != KVC_OK) return 0;
+    }
+    kvc__lock_enter(&c->lock);
+    if (desc != NULL) root = kvc__salt_find(&c->table, &share);
+    for (i = 0; i < c->table.n_reaches && (desc == NULL || root != KVC__NONE); i++)
+        n += kvc__pool_sweep(c, i, root, desc == NULL ? kvc__cache_now(c) : 0);
+    kvc__lock_leave(&c->lock);
+    return n;
 }
 
 /* Rounds a block of n <= 32 elements to a quantized type: 2 + 32 or 2 + 16 bytes. */
@@ -7612,21 +8982,6 @@ typedef struct kvc__save_head {
     uint64_t size;                      /* of all */
     uint32_t n_pos, n_extents, policy, n_keep, n_heavy, n_marked;
 } kvc__save_head;                       /* 64 bytes */
-
-/* What K and V depend on, and how they are stored. */
-static void kvc__cache_fingerprint(const kvc_cache *c, uint64_t out[2])
-{
-    const kvc_model *m = c->desc.model;
-    uint32_t i;
-    for (i = 0; i < 2; i++) out[i] = m->fingerprint[i];
-    for (i = 0; i < m->n_layers; i++) {
-        uint64_t types = (uint64_t)c->layers[i].type_k << 32 | (uint64_t)c->layers[i].type_v;
-        out[0] = kvc__mix64(out[0] ^ types);
-        out[1] = kvc__mix64(out[1] + types);
-    }
-    out[0] = kvc__mix64(out[0] ^ c->desc.page_size);
-    out[1] = kvc__mix64(out[1] + c->desc.page_size);
-}
 
 /* Bytes on their way from or to the host, gathered to blocks. */
 typedef struct kvc__pipe {
@@ -7921,7 +9276,7 @@ static int kvc__load_grow(kvc_seq *s, uint32_t reach, uint32_t n)
     uint32_t left;
     if (kvc__ring_grow(c, &s->rings[reach], reach, kvc__ring_leaves(n), NULL) != KVC_OK) return 0;
     kvc__lock_enter(&c->lock);
-    left = c->pools[reach].n_free - c->pools[reach].n_promised;
+    left = kvc__pool_left(&c->pools[reach]);
     kvc__lock_leave(&c->lock);
     return left >= n || kvc__pool_grow(c, reach, n - left, NULL) == KVC_OK;
 }
@@ -7944,7 +9299,7 @@ static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full
         return 0;
     }
     kvc__lock_enter(&c->lock);
-    *full = end - first > pool->n_free - pool->n_promised;
+    *full = end - first > kvc__pool_left(pool);
     if (!*full) {
         ring->promised = end - first;
         pool->n_promised += end - first;
@@ -8056,7 +9411,8 @@ static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
     info->pages_total = pool->n_pages;
     info->pages_free = pool->n_free;
     info->pages_promised = pool->n_promised;
-    info->pages_live = pool->n_pages - pool->n_free;
+    info->pages_cached = pool->n_cached;
+    info->pages_live = kvc__pool_live(pool);
     info->pages_peak = pool->peak;
     for (i = 0; i < pool->n_pages; i++) info->pages_shared += *kvc__page_refs(pool, i) > 1;
     for (bush = pool->bushes; bush != NULL; bush = bush->next)
@@ -8085,8 +9441,14 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
         info->pages_free += one->pages_free;
         info->pages_live += one->pages_live;
         info->pages_shared += one->pages_shared;
+        info->pages_cached += one->pages_cached;
         info->pages_peak += one->pages_peak;
     }
+    info->prefix_hit = c->table.n_hit;
+    info->prefix_computed = c->table.n_computed;
+    info->prefix_evicted = c->table.n_evicted;
+    if (c->table.n_entries != 0)
+        info->n_prefix_entries = c->table.n_entries - c->table.n_free - c->table.n_salts;
     kvc__lock_leave(&c->lock);
 }
 
@@ -8097,6 +9459,8 @@ static void kvc__seq_query(const kvc_seq *s, kvc_seq_info *info)
     memset(info, 0, sizeof *info);
     info->length = s->n_pos;
     info->rollback_least = kvc__seq_least(s);
+    info->prefix_hit = s->n_hit;
+    info->prefix_miss = s->miss;
     kvc__lock_enter(&c->lock);
     for (i = 0; i < c->desc.model->n_reaches; i++) {
         const kvc__ring *ring = &s->rings[i];
@@ -9338,8 +10702,11 @@ static kvc_result kvc__request_run(kvc_ctx *ctx, const kvc__request *q, kvc_erro
     kvc_result r = kvc__request_check(ctx, q, err);
     if (r != KVC_OK) return r;
     most = kvc__seq_chunk(q->seq, ctx->desc.n_batch);
-    if ((r = kvc__seq_reserve(q->seq, q->n_tokens, err)) != KVC_OK) return r;
-    for (first = 0; first < q->n_tokens; first += n) {
+    if (!q->is_decode) kvc__prefix_engine(q->seq, ctx->desc.gemm);
+    r = kvc__seq_reserve(q->seq, q->tokens, q->n_tokens,
+        q->n_rows != 0 ? q->rows[0] : q->n_tokens - 1, err);
+    if (r != KVC_OK) return r;
+    for (first = q->seq->n_hit; first < q->n_tokens; first += n) {
         n = q->n_tokens - first < most ? q->n_tokens - first : most;
         n = kvc__seq_advance(q->seq, (uint32_t)n);
         kvc__request_chunk(ctx, q, first, (uint32_t)n, &row);
@@ -9956,6 +11323,36 @@ KVC_API kvc_result kvc_seq_open(kvc_seq **out, kvc_cache *cache, kvc_error *err)
     *out = NULL;
     if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
     return kvc__seq_open(out, cache, NULL, err);
+}
+
+KVC_API kvc_result kvc_seq_open_shared(kvc_seq **out, kvc_cache *cache, const kvc_share *share,
+    kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    *out = NULL;
+    if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
+    return kvc__seq_open_shared(out, cache, share, err);
+}
+
+KVC_API kvc_result kvc_prefix_pin(kvc_pin *out, kvc_seq *seq, uint32_t length, kvc_error *err)
+{
+    if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
+    memset(out, 0, sizeof *out);
+    if (seq == NULL || !seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (length > seq->n_pos)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "length", "more than kvc_seq_length");
+    return kvc__prefix_pin(out, seq, length, err);
+}
+
+KVC_API void kvc_prefix_unpin(kvc_pin *pin)
+{
+    if (pin != NULL && pin->cache != NULL) kvc__prefix_unpin(pin);
+}
+
+KVC_API uint32_t kvc_prefix_sweep(kvc_cache *cache, const kvc_share *share)
+{
+    return cache != NULL ? kvc__prefix_sweep(cache, share) : 0;
 }
 
 KVC_API void kvc_seq_close(kvc_seq *seq)

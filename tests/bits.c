@@ -64,7 +64,7 @@ static int check_isas(const rig *r, kvc_kv_type kv, uint64_t want) {
     const char *name[5];
     size_t n = isas_here(r, isa, name), i;
     int bad = 0;
-    for (i = 0; i < n; i++) {
+    for (i = 0; i + 1 < n; i++) {           /* the last is the best */
         uint64_t got = fingerprint(r, kv, isa[i]);
         if (got == want) continue;
         printf("  %s gives %08lx%08lx\n", name[i], (unsigned long)(got >> 32),

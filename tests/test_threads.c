@@ -1,9 +1,13 @@
 /* Several threads of a host on one cache, each with a context of its own: forks of the same
-   sequences, steps, roll-backs. Clean under the thread sanitizer, and the same bits as alone. */
+   sequences, steps, roll-backs, and prompts that share a prefix table. Clean under the thread
+   sanitizer, and the same bits as alone.
+
+       test_threads [SECONDS]   how long the prompts are played, else a few rounds of each */
 #define _POSIX_C_SOURCE 200809L
 #include "../kvc.h"
 
 #include <pthread.h>
+#include <time.h>
 
 #include "testing.h"
 
@@ -140,9 +144,147 @@ static void test_threads(void **state) {
     run_threads(&plain, KVC_POLICY_GROW, 3);
 }
 
-int main(void) {
+/* ---- a prefix table ---- */
+
+enum { N_PLAYERS = 8, N_PROMPTS = 64, PROMPT = 150, PLAYS = 40 };
+
+typedef struct player {
+    pthread_t thread;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_token (*prompts)[PROMPT];
+    float **cold;               /* [N_PROMPTS][PROMPT, N_VOCAB] */
+    uint64_t state;
+    time_t end;                 /* 0: PLAYS rounds */
+    unsigned n_wrong, n_same, n_full;
+    uint64_t n_hit, n_asked;
+} player;
+
+/* A prompt up to some place, in a piece or two, some decodes, perhaps a way back or a fork. */
+static void play(player *p) {
+    uint32_t k = (uint32_t)(model_random(&p->state) % N_PROMPTS), at = 0, part, i;
+    const kvc_token *text = p->prompts[k];
+    kvc_seq *seq, *fork;
+    const float *logits;
+    kvc_error err;
+    if (kvc_seq_open_shared(&seq, p->cache, NULL, &err) != KVC_OK) {
+        p->n_full++;
+        return;
+    }
+    for (i = 0; i < 6 && at < PROMPT; i++) {
+        kvc_seq_info info;
+        kvc_result r;
+        part = 1;
+        if (i < 2) part += (uint32_t)(model_random(&p->state) % (PROMPT - at));
+        r = part == 1 ? kvc_decode(p->ctx, seq, text[at], &logits, &err) :
+            kvc_prefill(p->ctx, seq, text + at, part, &logits, &err);
+        if (r == KVC_ERROR_FULL) {
+            p->n_full++;
+            break;
+        }
+        at += part;
+        if (r != KVC_OK || memcmp(logits, p->cold[k] + (size_t)(at - 1) * N_VOCAB,
+            N_VOCAB * sizeof *logits)) p->n_wrong++;
+        else p->n_same++;
+        kvc_seq_query(seq, &info);
+        p->n_hit += info.prefix_hit;
+        p->n_asked += part;
+        if (model_random(&p->state) % 4 == 0) {
+            uint32_t back = at - (uint32_t)(model_random(&p->state) % (at < 20 ? at : 20));
+            if (back >= info.rollback_least) at = back;
+            if (kvc_seq_rollback(seq, at) != KVC_OK) p->n_wrong++;
+        }
+        if (model_random(&p->state) % 8 == 0 && kvc_seq_fork(&fork, seq, &err) == KVC_OK) {
+            kvc_seq_close(seq);
+            seq = fork;
+        }
+    }
+    kvc_seq_close(seq);
+}
+
+static void *player_run(void *arg) {
+    player *p = (player *)arg;
+    int round;
+    for (round = 0; p->end ? time(NULL) < p->end : round < PLAYS; round++) play(p);
+    return NULL;
+}
+
+static int seconds;
+
+static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
+    static player players[N_PLAYERS];
+    static kvc_token prompts[N_PROMPTS][PROMPT];
+    static float *cold[N_PROMPTS];
+    kvc_cache_desc desc = {0};
+    kvc_cache_info info;
+    kvc_cache *cache;
+    unsigned n_same = 0, n_full = 0, i;
+    uint64_t n_hit = 0, n_asked = 0;
+    rig r;
+    rig_open(&r, shape);
+    for (i = 0; i < N_PROMPTS; i++) {   /* with beginnings in common */
+        random_tokens(prompts[i], PROMPT, N_VOCAB, 1);
+        random_tokens(prompts[i] + i % 8 * 12, PROMPT - i % 8 * 12, N_VOCAB, 2 + i % 8);
+        random_tokens(prompts[i] + 100, PROMPT - 100, N_VOCAB, 100 + i);
+        cold[i] = cold_run(&r, prompts[i], PROMPT, kv);
+    }
+    desc.model = r.model;
+    desc.n_ctx = PROMPT;
+    desc.n_seqs = 2 * N_PLAYERS;
+    desc.page_size = PAGE;
+    desc.n_batch = 16;
+    desc.n_back = 20;
+    desc.n_pages = N_PROMPTS * (PROMPT / PAGE + 1) / 4;
+    desc.n_prefix = desc.n_pages;
+    desc.type_k = desc.type_v = kv;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    for (i = 0; i < N_PLAYERS; i++) {
+        player *p = &players[i];
+        memset(p, 0, sizeof *p);
+        p->cache = cache;
+        p->prompts = prompts;
+        p->cold = cold;
+        p->state = i + 1;
+        p->end = seconds ? time(NULL) + seconds : 0;
+        p->ctx = new_ctx(&r, 7 + i, 1 + i % 2, KVC_ISA_BEST);
+    }
+    for (i = 0; i < N_PLAYERS; i++)
+        assert_int_equal(pthread_create(&players[i].thread, NULL, player_run, &players[i]), 0);
+    for (i = 0; i < N_PLAYERS; i++) {
+        pthread_join(players[i].thread, NULL);
+        assert_int_equal(players[i].n_wrong, 0);
+        n_same += players[i].n_same;
+        n_full += players[i].n_full;
+        n_hit += players[i].n_hit;
+        n_asked += players[i].n_asked;
+        kvc_ctx_free(players[i].ctx);
+    }
+    kvc_cache_query(cache, &info);
+    print_message("%u steps the same, %u found the cache full; %lu of %lu tokens were there, %lu "
+        "pages evicted\n", n_same, n_full, (unsigned long)n_hit, (unsigned long)n_asked,
+        (unsigned long)info.prefix_evicted);
+    assert_true(n_hit > 0 && n_same > 100);
+    assert_int_equal(info.pages_live, 0);
+    assert_int_equal(info.pages_free + info.pages_cached, info.pages_total);
+    assert_int_equal(info.reaches[0].pages_promised, 0);
+    for (i = 0; i < N_PROMPTS; i++) free(cold[i]);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+static void test_prefix_threads(void **state) {
+    static const model_shape plain = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
+    (void)state;
+    run_prefix(&plain, KVC_KV_F32);
+    run_prefix(&windows, KVC_KV_F16);
+    run_prefix(&plain, KVC_KV_Q8);
+}
+
+int main(int argc, char **argv) {
     static const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_threads)
+        cmocka_unit_test(test_threads),
+        cmocka_unit_test(test_prefix_threads)
     };
+    if (argc > 1) seconds = atoi(argv[1]);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 
 #include "testing.h"
 
-enum { N_VOCAB = 48, N_CTX = 120, N_SEQS = 16, PAGE = 16, OPERATIONS = 10000 };
+enum { N_VOCAB = 48, N_CTX = 120, N_SEQS = 16, PAGE = 16, OPERATIONS = 10000, FEWER = 3000 };
 #define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
     .n_ctx = 4096
 
@@ -14,6 +14,7 @@ enum { N_VOCAB = 48, N_CTX = 120, N_SEQS = 16, PAGE = 16, OPERATIONS = 10000 };
 
 typedef struct track {
     kvc_seq *seq;               /* NULL: closed */
+    uint32_t book;              /* with a prefix table: the text that it follows, mostly */
     kvc_token text[N_CTX];
     uint32_t n, top;            /* tokens; the most it had */
 } track;
@@ -22,6 +23,9 @@ typedef struct walk {
     rig rig;
     kvc_kv_type kv;
     kvc_policy policy;
+    int prefix;                 /* sequences take part in the prefix table */
+    kvc_token books[5][N_CTX];
+    uint64_t n_hit;
     kvc_cache *cache, *cold_cache;
     kvc_ctx *ctx[3], *cold_ctx;
     track tracks[N_SEQS];
@@ -35,12 +39,20 @@ static uint32_t draw(walk *w, uint32_t n) {
 }
 
 static void walk_open(walk *w, const model_shape *shape, kvc_kv_type kv, kvc_policy policy,
-    uint32_t n_pages, uint64_t seed) {
+    int prefix, uint32_t n_pages, uint64_t seed) {
     kvc_cache_desc desc = {0};
+    int i;
     memset(w, 0, sizeof *w);
     w->kv = kv;
     w->policy = policy;
+    w->prefix = prefix;
     w->state = seed;
+    for (i = 0; i < 5; i++) {           /* with beginnings in common */
+        random_tokens(w->books[i], N_CTX, N_VOCAB, seed);
+        random_tokens(w->books[i] + 21 * i, N_CTX - 21 * (size_t)i, N_VOCAB,
+            seed + 10 + (unsigned)i);
+    }
+    desc.n_prefix = prefix ? (prefix > 1 ? (uint32_t)prefix : 400) : 0;
     rig_open(&w->rig, shape);
     desc.model = w->rig.model;
     desc.n_ctx = policy == KVC_POLICY_GROW ? PAGE : N_CTX;
@@ -82,6 +94,9 @@ static void append(walk *w, track *t, uint32_t n) {
     const float *logits = NULL;
     kvc_result r;
     random_tokens(t->text + t->n, n < N_CTX - t->n ? n : N_CTX - t->n, N_VOCAB, w->state);
+    if (w->prefix && draw(w, 8) != 0)
+        memcpy(t->text + t->n, w->books[t->book] + t->n,
+            (n < N_CTX - t->n ? n : N_CTX - t->n) * sizeof *t->text);
     if (t->n + n > N_CTX && w->policy == KVC_POLICY_GROW) return;
     if (t->n + n > N_CTX) {
         kvc_token many[2 * N_CTX] = {0};
@@ -101,6 +116,12 @@ static void append(walk *w, track *t, uint32_t n) {
         return;
     }
     OK(r);
+    if (w->prefix) {
+        kvc_seq_info info;
+        kvc_seq_query(t->seq, &info);
+        assert_true(info.prefix_hit < n);
+        w->n_hit += info.prefix_hit;
+    }
     t->n += n;
     if (t->n > t->top) t->top = t->n;
     compare(w, t, logits);
@@ -193,7 +214,7 @@ static void look(walk *w) {
     kvc_cache_query(w->cache, &info);
     for (i = 0; i < info.n_reaches; i++) {
         const kvc_reach_info *r = &info.reaches[i];
-        assert_int_equal(r->pages_live + r->pages_free, r->pages_total);
+        assert_int_equal(r->pages_live + r->pages_cached + r->pages_free, r->pages_total);
         assert_true(r->pages_live <= r->pages_peak);
         live += r->pages_live;
         assert_int_equal(r->pages_promised, 0);
@@ -207,7 +228,9 @@ static void operate(walk *w) {
     uint32_t what = draw(w, 20);
     if (t->seq == NULL) {
         if (what >= 6) return;
-        t->seq = new_seq(w->cache);
+        if (w->prefix) OK(kvc_seq_open_shared(&t->seq, w->cache, NULL, &last));
+        else t->seq = new_seq(w->cache);
+        t->book = draw(w, 5);
         t->n = t->top = 0;
         OK(kvc_seq_set_policy(t->seq, w->policy, 0, 0, &last));
     } else if (what < 6) {
@@ -228,25 +251,35 @@ static void operate(walk *w) {
     look(w);
 }
 
-static void random_walk(const model_shape *shape, kvc_kv_type kv, kvc_policy policy,
+static void random_walk(const model_shape *shape, kvc_kv_type kv, kvc_policy policy, int prefix,
     uint32_t n_pages, uint64_t seed) {
+    const int n = prefix ? FEWER : OPERATIONS;
     walk w;
     kvc_cache_info info;
     int i;
-    walk_open(&w, shape, kv, policy, n_pages, seed);
-    for (i = 0; i < OPERATIONS; i++) operate(&w);
+    walk_open(&w, shape, kv, policy, prefix, n_pages, seed);
+    for (i = 0; i < n; i++) operate(&w);
     for (i = 0; i < N_SEQS; i++) kvc_seq_close(w.tracks[i].seq);
     kvc_cache_query(w.cache, &info);
     print_message("%d operations: %u times compared, %u forks, %u ways back, %u refused, "
-        "%u reorders, %u saved and loaded, %u times full; peak %u of %u pages\n", OPERATIONS,
+        "%u reorders, %u saved and loaded, %u times full; peak %u of %u pages\n", n,
         w.n_compared, w.n_forks, w.n_back, w.n_refused, w.n_reorders, w.n_saves, w.n_full,
         info.pages_peak, info.pages_total);
-    assert_int_equal(info.pages_free, info.pages_total);
+    if (prefix) {
+        print_message("%lu tokens from the prefix table, %lu computed, %lu pages evicted\n",
+            (unsigned long)w.n_hit, (unsigned long)info.prefix_computed,
+            (unsigned long)info.prefix_evicted);
+        assert_int_equal(w.n_hit, info.prefix_hit);
+        assert_true(w.n_hit > 1000 && info.prefix_evicted > 100);
+        assert_int_equal(info.pages_cached + info.pages_free, info.pages_total);
+    } else {
+        assert_int_equal(info.pages_free, info.pages_total);
+    }
     assert_int_equal(info.n_seqs_open, 0);
     assert_true(info.pages_peak >= w.peak);
-    assert_true(w.n_compared > OPERATIONS / 4);
-    assert_true(w.n_forks > 100 && w.n_back > 100);
-    assert_true((w.n_full > 0) == (policy == KVC_POLICY_ERROR));
+    assert_true(w.n_compared > (unsigned)n / 4);
+    assert_true(w.n_forks > (unsigned)n / 100 && w.n_back > (unsigned)n / 100);
+    if (!prefix) assert_true((w.n_full > 0) == (policy == KVC_POLICY_ERROR));
     walk_close(&w);
 }
 
@@ -328,39 +361,53 @@ static void test_reorder_arguments(void **state) {
 static void test_walk(void **state) {
     static const model_shape shape = {TINY};
     (void)state;
-    random_walk(&shape, KVC_KV_F32, KVC_POLICY_ERROR, 70, 1);
+    random_walk(&shape, KVC_KV_F32, KVC_POLICY_ERROR, 0, 70, 1);
 }
 
 static void test_walk_windows(void **state) {
     static const model_shape shape = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
     (void)state;
-    random_walk(&shape, KVC_KV_F16, KVC_POLICY_ERROR, 70, 2);
+    random_walk(&shape, KVC_KV_F16, KVC_POLICY_ERROR, 0, 70, 2);
 }
 
 static void test_walk_q8(void **state) {
     static const model_shape shape = {TINY, .head_dim = 40};
     (void)state;
-    random_walk(&shape, KVC_KV_Q8, KVC_POLICY_ERROR, 70, 4);
+    random_walk(&shape, KVC_KV_Q8, KVC_POLICY_ERROR, 0, 70, 4);
 }
 
 static void test_walk_q4(void **state) {
     static const model_shape shape = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
     (void)state;
-    random_walk(&shape, KVC_KV_Q4, KVC_POLICY_ERROR, 70, 5);
+    random_walk(&shape, KVC_KV_Q4, KVC_POLICY_ERROR, 0, 70, 5);
 }
 
 /* From one page for each sequence to what all of them need. */
 static void test_walk_grow(void **state) {
     static const model_shape shape = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
     (void)state;
-    random_walk(&shape, KVC_KV_F32, KVC_POLICY_GROW, 2, 4);
-    random_walk(&windows, KVC_KV_F32, KVC_POLICY_GROW, 2, 5);
+    random_walk(&shape, KVC_KV_F32, KVC_POLICY_GROW, 0, 2, 4);
+    random_walk(&windows, KVC_KV_F32, KVC_POLICY_GROW, 0, 2, 5);
 }
 
 static void test_walk_window_only(void **state) {
     static const model_shape shape = {TINY, .window = 33};
     (void)state;
-    random_walk(&shape, KVC_KV_F32, KVC_POLICY_ERROR, 40, 3);
+    random_walk(&shape, KVC_KV_F32, KVC_POLICY_ERROR, 0, 40, 3);
+}
+
+/* The same with a prefix table, also one that knows fewer pages than there are. */
+static void test_walk_prefix(void **state) {
+    static const model_shape plain = {TINY}, narrow = {TINY, .head_dim = 40},
+        windows = {TINY, .window = 20, .pattern = 2, .n_layers = 3},
+        windows_only = {TINY, .window = 33};
+    (void)state;
+    random_walk(&plain, KVC_KV_F32, KVC_POLICY_ERROR, 1, 70, 1);
+    random_walk(&plain, KVC_KV_F16, KVC_POLICY_ERROR, 30, 70, 2);
+    random_walk(&narrow, KVC_KV_Q8, KVC_POLICY_ERROR, 1, 70, 3);
+    random_walk(&windows, KVC_KV_Q4, KVC_POLICY_ERROR, 1, 70, 4);
+    random_walk(&windows_only, KVC_KV_F32, KVC_POLICY_ERROR, 1, 40, 5);
+    random_walk(&windows, KVC_KV_F16, KVC_POLICY_GROW, 1, 2, 6);
 }
 
 /* ---- what window layers hold ---- */
@@ -444,6 +491,7 @@ int main(void) {
         cmocka_unit_test(test_walk_q8), cmocka_unit_test(test_walk_q4),
         cmocka_unit_test(test_walk_window_only),
         cmocka_unit_test(test_walk_grow),
+        cmocka_unit_test(test_walk_prefix),
         cmocka_unit_test(test_window_pages)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

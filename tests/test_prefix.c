@@ -1,0 +1,780 @@
+/* The prefix table: what is taken from it has the bits of a cold run, and it is all that there is.
+   How much there is, a plain trie of every token that was computed tells. */
+#define _POSIX_C_SOURCE 200809L
+#define KVC_IMPLEMENTATION
+#include "../kvc.h"
+
+#include "testing.h"
+
+enum { N_VOCAB = 48, PAGE = 16 };
+#define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
+    .n_ctx = 4096
+
+/* ---- keys ---- */
+
+/* The first of the vectors that the authors publish: bytes 0, 1, 2, ... of these lengths under the
+   key 00 to 0f. */
+static void test_siphash(void **state) {
+    static const struct {
+        size_t size;
+        unsigned char want[16];
+    } vectors[] = {
+        {0, {0xa3, 0x81, 0x7f, 0x04, 0xba, 0x25, 0xa8, 0xe6, 0x6d, 0xf6, 0x72, 0x14, 0xc7, 0x55,
+            0x02, 0x93}},
+        {1, {0xda, 0x87, 0xc1, 0xd8, 0x6b, 0x99, 0xaf, 0x44, 0x34, 0x76, 0x59, 0x11, 0x9b, 0x22,
+            0xfc, 0x45}},
+        {2, {0x81, 0x77, 0x22, 0x8d, 0xa4, 0xa4, 0x5d, 0xc7, 0xfc, 0xa3, 0x8b, 0xde, 0xf6, 0x0a,
+            0xff, 0xe4}}
+    };
+    unsigned char bytes[32];
+    uint64_t key[2], words[2], out[2], other[2];
+    size_t i;
+    (void)state;
+    for (i = 0; i < sizeof bytes; i++) bytes[i] = (unsigned char)i;
+    memcpy(key, bytes, 16);
+    for (i = 0; i < COUNT(vectors); i++) {
+        kvc__sip128(key, NULL, 0, bytes, vectors[i].size, out);
+        assert_memory_equal(out, vectors[i].want, 16);
+    }
+    memcpy(words, bytes, 16);
+    for (i = 0; i < 16; i++) {          /* words in front are bytes in front */
+        kvc__sip128(key, NULL, 0, bytes, 16 + i, out);
+        kvc__sip128(key, words, 2, bytes + 16, i, other);
+        assert_memory_equal(out, other, 16);
+    }
+}
+
+/* ---- a plain trie of what was computed ---- */
+
+typedef struct trie {
+    uint32_t (*next)[N_VOCAB];  /* [cap] 0: none */
+    uint32_t n, cap;
+} trie;
+
+static void trie_open(trie *t, uint32_t cap) {
+    t->next = (uint32_t (*)[N_VOCAB])gguf_must(calloc(cap, sizeof *t->next));
+    t->n = 1;
+    t->cap = cap;
+}
+
+static void trie_add(trie *t, const kvc_token *text, uint32_t n) {
+    uint32_t at = 0, i;
+    for (i = 0; i < n; i++) {
+        uint32_t *next = &t->next[at][text[i]];
+        if (!*next) {
+            assert_true(t->n < t->cap);
+            *next = t->n++;
+        }
+        at = *next;
+    }
+}
+
+static uint32_t trie_run(const trie *t, const kvc_token *text, uint32_t n) {
+    uint32_t at = 0, i;
+    for (i = 0; i < n && t->next[at][text[i]]; i++) at = t->next[at][text[i]];
+    return i;
+}
+
+/* ---- the table from inside ---- */
+
+/* Counts in all directions: entries and their pages, children, sequences, shelves. */
+static void check_table(const kvc_cache *c) {
+    const kvc__table *t = &c->table;
+    uint32_t *refs = (uint32_t *)gguf_must(calloc(t->n_entries, sizeof *refs));
+    char *is_free = (char *)gguf_must(calloc(t->n_entries, 1));
+    uint32_t e, i, n_free = 0, page, cached;
+    for (e = t->free; e != KVC__NONE; e = t->entries[e].next, n_free++) is_free[e] = 1;
+    assert_int_equal(n_free, t->n_free);
+    for (i = 0; i < c->desc.n_seqs; i++)
+        if (c->seqs[i].is_open && c->seqs[i].salt != KVC__NONE) refs[c->seqs[i].tail]++;
+    for (e = 0; e < t->n_entries; e++) {
+        const kvc__entry *one = &t->entries[e];
+        uint32_t pages = 0;
+        if (is_free[e]) continue;
+        if (one->parent != KVC__NONE) {
+            assert_false(is_free[one->parent]);
+            refs[one->parent]++;
+            assert_int_equal(kvc__kids_nearest(t, one->parent, kvc__entry_text(t, e),
+                one->n_tokens), e);
+            assert_true(one->n_tokens > 0 && one->n_tokens <= t->page_size);
+        }
+        if (one->n_tokens == t->page_size)
+            assert_int_equal(kvc__table_find(t, one->parent, one->key, kvc__entry_text(t, e)), e);
+        for (i = 0; i < t->n_reaches; i++) {
+            page = *kvc__entry_page(t, e, i);
+            if (page == KVC__NONE) continue;
+            pages++;
+            assert_int_equal(kvc__page_entry(&c->pools[i], page), e);
+        }
+        assert_int_equal(pages, one->n_pages);
+    }
+    for (e = 0; e < t->n_entries; e++)
+        if (!is_free[e]) assert_int_equal(refs[e], t->entries[e].refs);
+    for (i = 0; i < t->n_reaches; i++) {
+        const kvc__pool *pool = &c->pools[i];
+        for (cached = page = 0; page < pool->n_pages; page++) {
+            uint32_t entry = kvc__page_entry(pool, page);
+            cached += entry != KVC__NONE && *kvc__page_refs(pool, page) == 0;
+            if (entry != KVC__NONE) assert_int_equal(*kvc__entry_page(t, entry, i), page);
+        }
+        assert_int_equal(cached, pool->n_cached);
+    }
+    free(refs);
+    free(is_free);
+}
+
+/* ---- objects ---- */
+
+typedef struct kind {
+    const char *name;
+    kvc_kv_type k, v;
+    model_shape shape;
+} kind;
+
+static const kind kinds[] = {
+    {"f32", KVC_KV_F32, KVC_KV_F32, {TINY}},
+    {"f16", KVC_KV_F16, KVC_KV_F16, {TINY, .head_dim = 20, .head_dim_v = 24}},
+    {"q8", KVC_KV_Q8, KVC_KV_Q8, {TINY, .head_dim = 40}},
+    {"q4", KVC_KV_Q4, KVC_KV_Q4, {TINY}},
+    {"q8 and q4", KVC_KV_Q8, KVC_KV_Q4, {TINY, .n_layers = 1}},
+    {"windows in every 2nd layer", KVC_KV_F16, KVC_KV_F16,
+        {TINY, .window = 20, .pattern = 2, .n_layers = 3}},
+    {"windows only", KVC_KV_F32, KVC_KV_F32, {TINY, .window = 33}}
+};
+
+static kvc_cache *table_cache(const rig *r, const kind *k, uint32_t n_ctx, uint32_t n_pages) {
+    kvc_cache_desc desc = {0};
+    kvc_cache *cache;
+    desc.model = r->model;
+    desc.n_ctx = n_ctx;
+    desc.n_seqs = 8;
+    desc.n_pages = n_pages;
+    desc.page_size = PAGE;
+    desc.n_batch = 32;
+    desc.n_back = 4;
+    desc.n_prefix = 3 * n_pages;
+    desc.type_k = k->k;
+    desc.type_v = k->v;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    return cache;
+}
+
+static kvc_seq *shared_seq(kvc_cache *cache) {
+    kvc_seq *seq;
+    OK(kvc_seq_open_shared(&seq, cache, NULL, &last));
+    return seq;
+}
+
+static uint32_t hit_of(const kvc_seq *seq) {
+    kvc_seq_info info;
+    kvc_seq_query(seq, &info);
+    return info.prefix_hit;
+}
+
+/* The last logits of a text, computed by a sequence that takes no part. */
+static void cold_last(const rig *r, const kind *k, kvc_ctx *ctx, const kvc_token *text, size_t n,
+    float *out) {
+    kvc_cache_desc desc = {0};
+    kvc_cache *cache;
+    kvc_seq *seq;
+    const float *logits;
+    desc.model = r->model;
+    desc.n_ctx = (uint32_t)n;
+    desc.type_k = k->k;
+    desc.type_v = k->v;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    seq = new_seq(cache);
+    OK(kvc_prefill(ctx, seq, text, n, &logits, &last));
+    memcpy(out, logits, N_VOCAB * sizeof *out);
+    kvc_cache_free(cache);
+}
+
+/* ---- every length ---- */
+
+/* A text of 1 to 300 tokens was computed; then it comes again with other ends. */
+static void test_lengths(void **state) {
+    enum { MOST = 300, TAIL = 40 };
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(kinds); i++) {
+        kvc_token text[MOST + TAIL];
+        float want[N_VOCAB];
+        const float *logits;
+        uint32_t n, tail;
+        kvc_cache *cache;
+        kvc_ctx *ctx, *cold;
+        kvc_seq *seq;
+        rig r;
+        rig_open(&r, &kinds[i].shape);
+        ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
+        cold = new_ctx(&r, 64, 1, KVC_ISA_BEST);
+        for (n = 1; n <= MOST; n += i < 2 ? 1 : 1 + n / 20) {
+            cache = table_cache(&r, &kinds[i], MOST + TAIL, 60);
+            random_tokens(text, n, N_VOCAB, 3);
+            seq = shared_seq(cache);
+            OK(kvc_prefill(ctx, seq, text, n, NULL, &last));
+            assert_int_equal(hit_of(seq), 0);
+            kvc_seq_close(seq);
+            tail = 1 + (n * 7 + 3) % TAIL;
+            random_tokens(text + n, tail, N_VOCAB, 1000 + n);
+            seq = shared_seq(cache);
+            OK(kvc_prefill(ctx, seq, text, n + tail, &logits, &last));
+            cold_last(&r, &kinds[i], cold, text, n + tail, want);
+            SAME(logits, want, 1, N_VOCAB, "warm");
+            assert_int_equal(hit_of(seq), n);
+            /* and the whole of it once more: all but one */
+            kvc_seq_close(seq);
+            seq = shared_seq(cache);
+            OK(kvc_prefill(ctx, seq, text, n + tail, &logits, &last));
+            SAME(logits, want, 1, N_VOCAB, "warm, all but one");
+            assert_int_equal(hit_of(seq), n + tail - 1);
+            kvc_seq_close(seq);
+            check_table(cache);
+            kvc_cache_free(cache);
+        }
+        kvc_ctx_free(ctx);
+        kvc_ctx_free(cold);
+        rig_close(&r);
+    }
+}
+
+/* Rows whose logits are wanted are computed, whatever is there. */
+static void test_wanted_rows(void **state) {
+    enum { N = 60 };
+    static const size_t rows[] = {0, 17, 40, N - 1};
+    kvc_token text[N];
+    float got[4 * N_VOCAB], *want;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *seq;
+    size_t i, k;
+    rig r;
+    (void)state;
+    rig_open(&r, &kinds[0].shape);
+    cache = table_cache(&r, &kinds[0], N, 20);
+    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
+    random_tokens(text, N, N_VOCAB, 3);
+    want = cold_run(&r, text, N, KVC_KV_F32);
+    seq = shared_seq(cache);
+    OK(kvc_prefill(ctx, seq, text, N, NULL, &last));
+    kvc_seq_close(seq);
+    for (i = 0; i < COUNT(rows); i++) {
+        seq = shared_seq(cache);
+        OK(kvc_prefill_rows(ctx, seq, text, N, rows + i, COUNT(rows) - i, got, &last));
+        assert_int_equal(hit_of(seq), rows[i]);
+        for (k = i; k < COUNT(rows); k++)
+            SAME(got + (k - i) * N_VOCAB, want + rows[k] * N_VOCAB, 1, N_VOCAB, "a wanted row");
+        kvc_seq_close(seq);
+    }
+    free(want);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+/* ---- conversations ---- */
+
+enum { N_TALKS = 500, TALK = 240 };
+
+typedef struct workload {
+    kvc_token text[N_TALKS][TALK];
+    uint32_t n[N_TALKS], first[N_TALKS];    /* tokens; of them in the first prefill */
+} workload;
+
+/* Most talks go on from a cut of an earlier one. */
+static workload *make_workload(uint64_t seed) {
+    workload *w = (workload *)gguf_must(calloc(1, sizeof *w));
+    uint64_t state = seed;
+    uint32_t i;
+    for (i = 0; i < N_TALKS; i++) {
+        uint32_t keep = 0, from = i ? (uint32_t)(model_random(&state) % i) : 0, more;
+        if (i && model_random(&state) % 8)
+            keep = (uint32_t)(model_random(&state) % (w->n[from] + 1));
+        more = 1 + (uint32_t)(model_random(&state) % 60);
+        if (more > TALK - keep) more = TALK - keep;
+        memcpy(w->text[i], w->text[from], keep * sizeof(kvc_token));
+        random_tokens(w->text[i] + keep, more, N_VOCAB, model_random(&state));
+        w->n[i] = keep + more;
+        if (w->n[i] == 0) w->n[i] = 1;
+        w->first[i] = 1 + (uint32_t)(model_random(&state) % w->n[i]);
+    }
+    return w;
+}
+
+typedef struct reuse {
+    uint64_t hit, best, whole, asked;
+} reuse;
+
+/* Plays it: a prefill, then some decodes and another prefill. `exact`: what is there is taken, all
+   of it. Every logit that is given is compared. */
+static reuse play(const rig *r, const kind *k, const workload *w, uint32_t n_pages,
+    uint32_t n_threads, int exact) {
+    kvc_cache *cache = table_cache(r, k, TALK, n_pages);
+    kvc_ctx *ctx = new_ctx(r, 24, n_threads, KVC_ISA_BEST), *cold = new_ctx(r, 64, 1, KVC_ISA_BEST);
+    reuse sum = {0};
+    trie all;
+    uint32_t i;
+    trie_open(&all, N_TALKS * TALK + 1);
+    for (i = 0; i < N_TALKS; i++) {
+        const kvc_token *text = w->text[i];
+        uint32_t n = w->n[i], at = 0, part, best;
+        kvc_seq *seq = shared_seq(cache);
+        while (at < n) {
+            const float *logits;
+            float want[N_VOCAB];
+            part = at == 0 ? w->first[i] : at % 3 && n - at > 3 ? 1 : n - at;
+            if (part == 1) OK(kvc_decode(ctx, seq, text[at], &logits, &last));
+            else OK(kvc_prefill(ctx, seq, text + at, part, &logits, &last));
+            best = trie_run(&all, text, at + part);
+            best = best > at + part - 1 ? at + part - 1 : best;
+            best = best > at && part > 1 ? best - at : 0;
+            if (exact) assert_int_equal(hit_of(seq), best);
+            assert_true(hit_of(seq) <= best);
+            sum.hit += hit_of(seq);
+            sum.best += best;
+            sum.asked += part;
+            if (at == 0) sum.whole += best / PAGE * PAGE;
+            at += part;
+            if (at == n || i % 4 == 0) {
+                cold_last(r, k, cold, text, at, want);
+                SAME(logits, want, 1, N_VOCAB, "in a conversation");
+            }
+            trie_add(&all, text, at);
+        }
+        kvc_seq_close(seq);
+        if (i % 50 == 0) check_table(cache);
+    }
+    check_table(cache);
+    free(all.next);
+    kvc_ctx_free(ctx);
+    kvc_ctx_free(cold);
+    kvc_cache_free(cache);
+    return sum;
+}
+
+static void test_conversations(void **state) {
+    workload *w = make_workload(7);
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(kinds); i++) {
+        uint32_t n_pages = 4000, part;
+        reuse whole;
+        rig r;
+        rig_open(&r, &kinds[i].shape);
+        /* with windows a place is found again only if the pages before it are there */
+        whole = play(&r, &kinds[i], w, n_pages, 1, kinds[i].shape.window == 0);
+        print_message("%-28s of %lu tokens %lu could be reused, %lu were\n", kinds[i].name,
+            (unsigned long)whole.asked, (unsigned long)whole.best, (unsigned long)whole.hit);
+        assert_true(whole.hit > whole.best / 2);
+        for (part = 2; i % 2 == 0 && part <= 50; part *= 5) {
+            reuse some = play(&r, &kinds[i], w, 1000 / part, part == 2 ? 4 : 1, 0);
+            print_message("    %4u pages: %lu; whole pages, with room for all: %lu\n", 1000 / part,
+                (unsigned long)some.hit, (unsigned long)some.whole);
+        }
+        rig_close(&r);
+    }
+    free(w);
+}
+
+/* ---- one copy ---- */
+
+/* Two sequences compute the same text side by side: one copy is left, and both go on. */
+static void test_side_by_side(void **state) {
+    enum { N = 100 };
+    kvc_token text[N];
+    const float *logits;
+    float want[N_VOCAB];
+    kvc_cache_info info;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *a, *b;
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(kinds); i++) {
+        size_t at;
+        rig r;
+        rig_open(&r, &kinds[i].shape);
+        cache = table_cache(&r, &kinds[i], N + 20, 40);
+        ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+        random_tokens(text, N, N_VOCAB, 3);
+        a = shared_seq(cache), b = shared_seq(cache);
+        for (at = 0; at < N; at++) {
+            OK(kvc_decode(ctx, a, text[at], &logits, &last));
+            OK(kvc_decode(ctx, b, text[at], &logits, &last));
+            check_table(cache);
+        }
+        cold_last(&r, &kinds[i], ctx, text, N, want);
+        SAME(logits, want, 1, N_VOCAB, "side by side");
+        kvc_cache_query(cache, &info);
+        /* whole pages are shared; the last ones are not whole */
+        assert_true(info.reaches[cache->token_reach].pages_live <= N / PAGE + 2);
+        assert_int_equal(info.n_prefix_entries, kinds[i].shape.window && !kinds[i].shape.pattern ?
+            info.n_prefix_entries : N / PAGE + 1);
+        kvc_seq_close(a);
+        kvc_seq_close(b);
+        check_table(cache);
+        kvc_ctx_free(ctx);
+        kvc_cache_free(cache);
+        rig_close(&r);
+    }
+}
+
+/* ---- salts ---- */
+
+static void test_salts(void **state) {
+    enum { N = 50 };
+    static const struct {
+        const char *salt;
+        size_t size;
+    } salts[] = {{"", 0}, {"a", 1}, {"b", 1}, {"ab", 2}, {"a\0", 2}, {"\0", 1}};
+    kvc_share share = {0};
+    kvc_token text[N];
+    kvc_cache_desc desc = {0};
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *seq, *held[6];
+    size_t i, round;
+    rig r;
+    (void)state;
+    rig_open(&r, &kinds[0].shape);
+    desc.model = r.model;
+    desc.n_ctx = 64;
+    desc.n_seqs = 8;
+    desc.n_pages = 100;
+    desc.page_size = PAGE;
+    desc.n_prefix = 100;
+    desc.n_salts = COUNT(salts);
+    OK(kvc_cache_new(&cache, &desc, &last));
+    ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+    random_tokens(text, N, N_VOCAB, 3);
+    for (round = 0; round < 2; round++)
+        for (i = 0; i < COUNT(salts); i++) {
+            share.salt = salts[i].salt;
+            share.salt_size = salts[i].size;
+            OK(kvc_seq_open_shared(&seq, cache, &share, &last));
+            OK(kvc_prefill(ctx, seq, text, N, NULL, &last));
+            assert_int_equal(hit_of(seq), round ? N - 1 : 0);
+            kvc_seq_close(seq);
+        }
+    for (i = 0; i < COUNT(salts); i++) {
+        share.salt = salts[i].salt;
+        share.salt_size = salts[i].size;
+        OK(kvc_seq_open_shared(&held[i], cache, &share, &last));
+    }
+    share.salt = "new";
+    share.salt_size = 3;
+    FAILS(KVC_ERROR_FULL, "n_salts", kvc_seq_open_shared(&seq, cache, &share, &last));
+    assert_null(seq);
+    share.salt_size = 65;
+    FAILS(KVC_ERROR_ARGUMENT, "salt", kvc_seq_open_shared(&seq, cache, &share, &last));
+    share.salt_size = 3;
+    share.priority = 101;
+    FAILS(KVC_ERROR_ARGUMENT, "priority", kvc_seq_open_shared(&seq, cache, &share, &last));
+    share.start_canary = 1;
+    FAILS(KVC_ERROR_ARGUMENT, "share", kvc_seq_open_shared(&seq, cache, &share, &last));
+    check_table(cache);
+    kvc_cache_free(cache);
+    desc.n_prefix = 0;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "cache", kvc_seq_open_shared(&seq, cache, NULL, &last));
+    kvc_cache_free(cache);
+    kvc_ctx_free(ctx);
+    rig_close(&r);
+}
+
+/* ---- what goes first ---- */
+
+/* Pages of a low priority go before those of a high one, whoever came first. */
+static void test_priorities(void **state) {
+    enum { N = 65 };
+    kvc_token text[4][N];
+    kvc_share share = {0};
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *seq;
+    uint32_t i;
+    rig r;
+    (void)state;
+    rig_open(&r, &kinds[0].shape);
+    cache = table_cache(&r, &kinds[0], 80, 16);     /* three texts of five pages, and one page */
+    ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+    for (i = 0; i < 4; i++) {
+        random_tokens(text[i], N, N_VOCAB, 3 + i);
+        share.priority = i == 0 ? 90 : i == 2 ? 10 : 0;
+        OK(kvc_seq_open_shared(&seq, cache, &share, &last));
+        OK(kvc_prefill(ctx, seq, text[i], N, NULL, &last));
+        kvc_seq_close(seq);
+        check_table(cache);
+    }
+    for (i = 0; i < 4; i++) {
+        /* of the third four pages had to go, from its end; and then the oldest, the second */
+        static const uint32_t order[] = {2, 0, 1, 3}, want[] = {16, N - 1, 0, 0};
+        seq = shared_seq(cache);
+        OK(kvc_prefill(ctx, seq, text[order[i]], N, NULL, &last));
+        if (i < 2) assert_int_equal(hit_of(seq), want[i]);
+        else assert_true(hit_of(seq) < N - 1);
+        kvc_seq_close(seq);
+        check_table(cache);
+    }
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+/* ---- a cache of few pages, for one text after another ---- */
+
+enum { N_TEXT = 64 };           /* four pages; with the token behind it five */
+
+typedef struct shelf_test {
+    rig rig;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_token text[8][N_TEXT + 1];
+    uint64_t now;
+    unsigned n_stored, n_gone;
+    uint64_t stored[64][2];     /* keys of those that are there; 0: free */
+} shelf_test;
+
+static uint64_t clock_of(void *user) {
+    return ((shelf_test *)user)->now;
+}
+
+/* A page is stored after the one before it, and goes only if it was stored. */
+static void note(const kvc_prefix_event *event, void *user) {
+    shelf_test *t = (shelf_test *)user;
+    static const uint64_t none[2];
+    unsigned i, k = 64, spare = 64;
+    for (i = 0; i < 64; i++) {
+        if (!memcmp(t->stored[i], event->key, 16)) k = i;
+        if (!memcmp(t->stored[i], none, 16)) spare = i;
+    }
+    for (i = 0; i < 8; i++)             /* its tokens are those of a page of one of the texts */
+        if (!memcmp(t->text[i], event->tokens, PAGE * sizeof(kvc_token)) ||
+            !memcmp(t->text[i] + PAGE, event->tokens, PAGE * sizeof(kvc_token)) ||
+            !memcmp(t->text[i] + 2 * PAGE, event->tokens, PAGE * sizeof(kvc_token)) ||
+            !memcmp(t->text[i] + 3 * PAGE, event->tokens, PAGE * sizeof(kvc_token))) break;
+    assert_true(i < 8);
+#ifndef KVC__SHORT_KEYS
+    assert_true((k < 64) == !event->stored);
+#endif
+    if (event->stored) {
+        assert_true(spare < 64);
+        memcpy(t->stored[spare], event->key, 16);
+        t->n_stored++;
+    } else {
+        t->n_gone++;
+        if (k < 64) memset(t->stored[k], 0, 16);
+    }
+}
+
+static void shelf_open(shelf_test *t, uint32_t n_pages) {
+    kvc_cache_desc desc = {0};
+    uint32_t i;
+    memset(t, 0, sizeof *t);
+    t->now = 1000;
+    rig_open(&t->rig, &kinds[0].shape);
+    desc.model = t->rig.model;
+    desc.n_ctx = 80;
+    desc.n_seqs = 4;
+    desc.page_size = PAGE;
+    desc.n_pages = n_pages;
+    desc.n_prefix = n_pages;
+    desc.now = clock_of;
+    desc.on_prefix = note;
+    desc.user = t;
+    OK(kvc_cache_new(&t->cache, &desc, &last));
+    t->ctx = new_ctx(&t->rig, 16, 1, KVC_ISA_BEST);
+    for (i = 0; i < 8; i++) random_tokens(t->text[i], N_TEXT + 1, N_VOCAB, 3 + i);
+}
+
+static void shelf_close(shelf_test *t) {
+    check_table(t->cache);
+    kvc_ctx_free(t->ctx);
+    kvc_cache_free(t->cache);
+    rig_close(&t->rig);
+}
+
+/* Computes a text and closes it; what the table had of it. */
+static uint32_t pass(shelf_test *t, uint32_t text, const kvc_share *share, kvc_miss *miss) {
+    kvc_seq_info info;
+    kvc_seq *seq;
+    OK(kvc_seq_open_shared(&seq, t->cache, share, &last));
+    OK(kvc_prefill(t->ctx, seq, t->text[text], N_TEXT + 1, NULL, &last));
+    kvc_seq_query(seq, &info);
+    if (miss) *miss = info.prefix_miss;
+    OK(kvc_seq_rollback(seq, N_TEXT));
+    kvc_seq_close(seq);
+    return info.prefix_hit;
+}
+
+static void test_reasons(void **state) {
+    shelf_test t;
+    kvc_miss miss;
+    (void)state;
+    shelf_open(&t, 12);
+    assert_int_equal(pass(&t, 0, NULL, &miss), 0);
+    assert_int_equal(miss, KVC_MISS_ABSENT);
+    assert_int_equal(pass(&t, 0, NULL, &miss), N_TEXT);
+    assert_int_equal(miss, KVC_MISS_NONE);
+    pass(&t, 1, NULL, NULL), pass(&t, 2, NULL, NULL), pass(&t, 3, NULL, NULL);
+    assert_int_equal(pass(&t, 0, NULL, &miss), 0);
+    assert_int_equal(miss, KVC_MISS_EVICTED);
+    assert_true(t.n_stored > 16 && t.n_gone >= t.n_stored - 12);
+    shelf_close(&t);
+}
+
+static void test_pins(void **state) {
+    shelf_test t;
+    kvc_pin pin, end;
+    kvc_seq *seq;
+    uint32_t i;
+    (void)state;
+    shelf_open(&t, 16);
+    OK(kvc_seq_open_shared(&seq, t.cache, NULL, &last));
+    OK(kvc_prefill(t.ctx, seq, t.text[0], N_TEXT - 3, NULL, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "length", kvc_prefix_pin(&pin, seq, N_TEXT - 2, &last));
+    OK(kvc_prefix_pin(&pin, seq, 40, &last));
+    assert_int_equal(pin.n_tokens, 32);         /* whole pages */
+    OK(kvc_prefix_pin(&end, seq, N_TEXT - 3, &last));
+    assert_int_equal(end.n_tokens, N_TEXT - 3);
+    kvc_seq_close(seq);
+    for (i = 1; i < 8; i++) pass(&t, i, NULL, NULL);
+    assert_int_equal(pass(&t, 0, NULL, NULL), N_TEXT - 3);
+    for (i = 1; i < 8; i++) pass(&t, i, NULL, NULL);
+    kvc_prefix_unpin(&end);
+    kvc_prefix_unpin(&end);                     /* nothing: it is zeroed */
+    for (i = 1; i < 8; i++) pass(&t, i, NULL, NULL);
+    assert_int_equal(pass(&t, 0, NULL, NULL), 32);
+    kvc_prefix_unpin(&pin);
+    for (i = 1; i < 8; i++) pass(&t, i, NULL, NULL);
+    assert_int_equal(pass(&t, 0, NULL, NULL), 0);
+    seq = new_seq(t.cache);
+    FAILS(KVC_ERROR_ARGUMENT, "seq", kvc_prefix_pin(&pin, seq, 0, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "seq", kvc_prefix_pin(&pin, NULL, 0, &last));
+    assert_null(pin.cache);
+    kvc_seq_close(seq);
+    shelf_close(&t);
+}
+
+static void test_time_to_live(void **state) {
+    kvc_share share = {0}, longer = {0};
+    shelf_test t;
+    kvc_miss miss;
+    (void)state;
+    share.ttl = 10;
+    longer.ttl = 100;
+    shelf_open(&t, 24);
+    pass(&t, 0, &share, NULL);
+    t.now += 9;
+    assert_int_equal(pass(&t, 0, &share, NULL), N_TEXT);    /* used again: ten seconds more */
+    t.now += 9;
+    assert_int_equal(pass(&t, 0, &share, NULL), N_TEXT);
+    t.now += 10;
+    assert_int_equal(pass(&t, 0, &share, &miss), 0);
+    assert_int_equal(miss, KVC_MISS_EVICTED);
+    assert_int_equal(kvc_prefix_sweep(t.cache, NULL), 0);   /* it was computed anew */
+    pass(&t, 1, &longer, NULL);
+    pass(&t, 2, NULL, NULL);
+    t.now += 10;
+    assert_int_equal(kvc_prefix_sweep(t.cache, NULL), 5);   /* the pages of text 0 */
+    assert_int_equal(pass(&t, 1, &share, NULL), N_TEXT);
+    t.now += 80;
+    assert_int_equal(pass(&t, 1, &share, NULL), N_TEXT);    /* the longest time counts */
+    t.now += 1000000;
+    assert_int_equal(pass(&t, 2, NULL, NULL), N_TEXT);
+    assert_int_equal(kvc_prefix_sweep(t.cache, NULL), 5);
+    shelf_close(&t);
+}
+
+/* A salt with a quota does not push out the others, however much it computes. */
+static void test_quota(void **state) {
+    kvc_share greedy = {0};
+    shelf_test t;
+    kvc_cache_info info;
+    uint32_t i;
+    (void)state;
+    greedy.salt = "greedy";
+    greedy.salt_size = 6;
+    greedy.quota = 6;
+    shelf_open(&t, 20);
+    pass(&t, 0, NULL, NULL);
+    pass(&t, 1, NULL, NULL);
+    for (i = 2; i < 8; i++) {
+        pass(&t, i, &greedy, NULL);
+        kvc_cache_query(t.cache, &info);
+        assert_true(info.pages_cached <= 10 + 6);
+        check_table(t.cache);
+    }
+    assert_int_equal(pass(&t, 7, &greedy, NULL), N_TEXT);
+    assert_int_equal(pass(&t, 0, NULL, NULL), N_TEXT);
+    assert_int_equal(pass(&t, 1, NULL, NULL), N_TEXT);
+    assert_int_equal(kvc_prefix_sweep(t.cache, &greedy), 6);
+    assert_int_equal(pass(&t, 7, &greedy, NULL), 0);
+    assert_int_equal(pass(&t, 1, NULL, NULL), N_TEXT);
+    greedy.salt = "other.";
+    assert_int_equal(kvc_prefix_sweep(t.cache, &greedy), 0);
+    shelf_close(&t);
+}
+
+/* ---- what takes no part ---- */
+
+static void test_no_part(void **state) {
+    enum { N = 60 };
+    kvc_token text[200];
+    kvc_seq_info info;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *seq, *other;
+    rig r;
+    (void)state;
+    rig_open(&r, &kinds[0].shape);
+    cache = table_cache(&r, &kinds[0], 96, 40);
+    ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+    random_tokens(text, 200, N_VOCAB, 3);
+    seq = shared_seq(cache);
+    OK(kvc_prefill(ctx, seq, text, N, NULL, &last));
+    OK(kvc_seq_remove(seq, 10, 20, &last));
+    OK(kvc_prefill(ctx, seq, text + N, 30, NULL, &last));   /* not what a cold run gives */
+    kvc_seq_query(seq, &info);
+    assert_int_equal(info.prefix_miss, KVC_MISS_OFF);
+    other = shared_seq(cache);
+    OK(kvc_prefill(ctx, other, text, N + 30, NULL, &last));
+    assert_int_equal(hit_of(other), N);
+    kvc_seq_query(other, &info);
+    assert_int_equal(info.prefix_miss, KVC_MISS_ABSENT);
+    check_table(cache);
+    OK(kvc_seq_rollback(seq, 10));          /* and now it is what a cold run gives again */
+    OK(kvc_prefill(ctx, seq, text + 10, 40, NULL, &last));
+    assert_int_equal(hit_of(seq), 39);
+    kvc_seq_close(seq);
+    seq = new_seq(cache);                   /* one that was opened without it */
+    OK(kvc_prefill(ctx, seq, text, N, NULL, &last));
+    assert_int_equal(hit_of(seq), 0);
+    kvc_seq_close(seq);
+    OK(kvc_seq_set_policy(other, KVC_POLICY_WINDOW, 0, 0, &last));
+    OK(kvc_prefill(ctx, other, text + 90, 100, NULL, &last));
+    check_table(cache);
+    kvc_seq_close(other);
+    check_table(cache);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+int main(void) {
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_siphash),
+        cmocka_unit_test(test_lengths),
+        cmocka_unit_test(test_wanted_rows),
+        cmocka_unit_test(test_conversations),
+        cmocka_unit_test(test_side_by_side),
+        cmocka_unit_test(test_salts),
+        cmocka_unit_test(test_priorities),
+        cmocka_unit_test(test_reasons),
+        cmocka_unit_test(test_pins),
+        cmocka_unit_test(test_time_to_live),
+        cmocka_unit_test(test_quota),
+        cmocka_unit_test(test_no_part)
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
