@@ -7640,6 +7640,7 @@ static void kvc__prefix_join(kvc_seq *s, uint32_t salt, uint32_t priority, uint3
     s->salt = salt;
     s->priority = priority;
     s->ttl = ttl;
+    s->miss = KVC_MISS_NONE;
 }
 
 /* The sequence is `length` long now. */
@@ -8502,7 +8503,7 @@ static void kvc__seq_begin(kvc_seq *s)
     s->n_pos = 0;
     s->policy = KVC_POLICY_ERROR;
     s->n_keep = s->n_heavy = s->n_hit = 0;
-    s->miss = KVC_MISS_NONE;
+    s->miss = KVC_MISS_OFF;
     kvc__prefix_none(s);
     kvc__extents_clear(s);
 }
