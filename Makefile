@@ -43,9 +43,10 @@ TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
-KV_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream
+LINKED_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream
+KV_BENCH := $(LINKED_BENCH) $(BUILD)/prefix
 # These know the API alone and are linked with one object; all others contain the implementation.
-LINKED   := $(KV_BENCH) $(BUILD)/oracle \
+LINKED   := $(LINKED_BENCH) $(BUILD)/oracle \
     $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
 # The flags file changes when the command line does.

@@ -6132,11 +6132,12 @@ static void kvc__sip128(const uint64_t key[2], const uint64_t *head, size_t n_he
     out[1] = v[0] ^ v[1] ^ v[2] ^ v[3];
 }
 
-/* The key of n tokens below an entry. KVC__SHORT_KEYS, of a test, cuts keys to 8 bits. */
-static void kvc__entry_key(const kvc__table *t, uint32_t parent, const kvc_token *text, uint32_t n,
+/* The key of a page after the one whose key is `parent`. KVC__SHORT_KEYS, of a test, cuts keys to 8
+   bits. */
+static void kvc__page_key(const kvc__table *t, const uint64_t parent[2], const kvc_token *text,
     uint64_t out[2])
 {
-    kvc__sip128(t->key, t->entries[parent].key, 2, text, n * sizeof *text, out);
+    kvc__sip128(t->key, parent, 2, text, t->page_size * sizeof *text, out);
 #ifdef KVC__SHORT_KEYS
     out[0] &= 0xff;
     out[1] = 0;
@@ -7777,7 +7778,7 @@ static int kvc__prefix_enter_page(kvc_seq *s)
     uint64_t key[2];
     if (s->depth < ring->first) return 0;
     text = kvc__page_tokens(c, kvc__ring_at(ring, s->depth));
-    kvc__entry_key(t, s->tail, text, t->page_size, key);
+    kvc__page_key(t, t->entries[s->tail].key, text, key);
     entry = kvc__table_find(t, s->tail, key, text);
     if (entry == KVC__NONE) {
         if (own != KVC__NONE && t->entries[own].n_tokens < t->page_size &&
@@ -7844,6 +7845,8 @@ typedef struct kvc__hit {
     kvc_miss miss;
 } kvc__hit;
 
+#define KVC__LOOK_AHEAD 8u
+
 /* The walk of a look-up. */
 typedef struct kvc__walker {
     const kvc_seq *s;
@@ -7854,6 +7857,8 @@ typedef struct kvc__walker {
     int ended;                          /* one is missing in layers that see everything */
     uint64_t now;                       /* 0: no page in the table can expire */
     kvc_token text[KVC__SPAN];          /* of the page in question */
+    uint64_t keys[KVC__LOOK_AHEAD][2];  /* of n_keys pages from first_key on */
+    uint32_t first_key, n_keys;
 } kvc__walker;
 
 /* Fills in the text of page w->depth; returns its tokens. */
@@ -7868,6 +7873,37 @@ static uint32_t kvc__walk_text(kvc__walker *w)
     n = w->n - from < size - own ? w->n - from : size - own;
     memcpy(w->text + own, w->tokens + from, n * sizeof *w->text);
     return own + n;
+}
+
+/* The key of page w->depth, whose text is w->text. Keys depend on tokens alone, so those of the
+   pages that follow are computed, too, and what they lead to is asked for before it is needed. */
+static const uint64_t *kvc__walk_key(kvc__walker *w)
+{
+    const kvc__table *t = &w->s->cache->table;
+    const uint32_t size = t->page_size;
+    const uint64_t *parent = t->entries[w->entry].key;
+    uint32_t i, entry;
+    if (w->depth - w->first_key < w->n_keys) return w->keys[w->depth - w->first_key];
+    w->first_key = w->depth;
+    for (i = 0; i < KVC__LOOK_AHEAD; i++) {
+        const uint32_t start = (w->depth + i) * size;
+        if (start + size > w->s->n_pos + w->n) break;
+        kvc__page_key(t, parent, i == 0 ? w->text : w->tokens + (start - w->s->n_pos),
+            w->keys[i]);
+        parent = w->keys[i];
+        kvc__prefetch(&t->buckets[parent[0] & t->mask]);
+    }
+    w->n_keys = i;
+    for (i = 0; i < w->n_keys; i++) {
+        entry = t->buckets[w->keys[i][0] & t->mask];
+        if (entry == KVC__NONE) break;
+        kvc__prefetch(&t->entries[entry]);
+        kvc__prefetch((const char *)&t->entries[entry] + 64);
+        kvc__prefetch(kvc__entry_text(t, entry));
+        kvc__prefetch(kvc__entry_text(t, entry) + 16);
+        kvc__prefetch(kvc__entry_page(t, entry, 0));
+    }
+    return w->keys[0];
 }
 
 /* Page w->depth has `run` tokens in common with an entry below w->entry. */
@@ -7910,6 +7946,7 @@ static void kvc__prefix_find(const kvc_seq *s, const kvc_token *tokens, uint32_t
     w.most = s->n_pos + most;
     w.entry = s->tail;
     w.depth = s->depth;
+    w.n_keys = w.first_key = 0;
     w.ended = 0;
     w.now = t->can_expire ? kvc__cache_now(s->cache) : 0;
     hit->n_pos = s->n_pos;
@@ -7920,8 +7957,7 @@ static void kvc__prefix_find(const kvc_seq *s, const kvc_token *tokens, uint32_t
         entry = KVC__NONE;
         run = size;
         if (size == t->page_size) {
-            uint64_t key[2];
-            kvc__entry_key(t, w.entry, w.text, size, key);
+            const uint64_t *key = kvc__walk_key(&w);
             entry = kvc__table_find(t, w.entry, key, w.text);
             if (entry == KVC__NONE && t->graves[key[0] & t->mask] == kvc__grave_mark(key))
                 hit->miss = KVC_MISS_EVICTED;

@@ -115,6 +115,7 @@ list()
     if [ -d "$shared/tokenizers" ] && [ -x "$build/oracle_tokenizer" ]; then
         echo "closing oracle_tokenizer $build/oracle_tokenizer $shared/tokenizers"
     fi
+    echo "closing characters sh tests/characters.sh $build"
     set -- $isas
     words=$(IFS=,; echo "$*")
     set -- $gemms
