@@ -745,6 +745,26 @@ typedef enum kvc_save {
 typedef int (*kvc_write_fn)(const void *data, size_t size, void *user);
 typedef int (*kvc_read_fn)(void *data, size_t size, void *user);
 
+/* Writes the prefix table and its pages, in pieces of at most 4 KiB, so that another process (or
+   this one, tomorrow) need not compute them again. The file knows the model, the K/V types and
+   page_size, not prefix_key; it holds the tokens of all salts as they are. Others may use the cache
+   meanwhile. Errors: ARGUMENT (no table), FILE (`write` failed), MEMORY (12 bytes for each page that
+   the table can know, while it writes). */
+KVC_API kvc_result kvc_prefix_save(kvc_cache *cache, kvc_write_fn write, void *user,
+    kvc_error *err);
+
+/* Reads such a file into the table, as far as pages are free, beside what is there; *n_pages: how
+   many came in; may be NULL. A page whose bytes are damaged is left out, with those that follow it
+   in its texts; where the bytes that tell what comes next are damaged, the file ends. Errors:
+   ARGUMENT (no table), FORMAT (not such a file), UNSUPPORTED (of another model, K/V type, page_size
+   or version), MEMORY (as above). After an error nothing has come in. */
+KVC_API kvc_result kvc_prefix_load(kvc_cache *cache, kvc_read_fn read, void *user,
+    uint32_t *n_pages, kvc_error *err);
+
+/* The same from memory, such as a mapped file. */
+KVC_API kvc_result kvc_prefix_load_memory(kvc_cache *cache, const void *data, size_t size,
+    uint32_t *n_pages, kvc_error *err);
+
 /* Bytes that kvc_seq_save writes for the sequence as it is. */
 KVC_API uint64_t kvc_seq_save_size(const kvc_seq *seq, kvc_save what);
 
@@ -6332,6 +6352,7 @@ static void kvc__entry_drop(kvc__table *t, uint32_t entry)
         if (e->n_tokens == t->page_size)
             t->graves[e->key[0] & t->mask] = kvc__grave_mark(e->key);
         kvc__entry_unset(t, entry);
+        e->parent = KVC__NONE;
         e->next = t->free;
         t->free = entry;
         t->n_free++;
@@ -7737,14 +7758,19 @@ static uint32_t kvc__entry_make(kvc_seq *s)
 static void kvc__entry_merge(kvc_seq *s, uint32_t number, uint32_t entry)
 {
     kvc_cache *c = s->cache;
+    const kvc__table *t = &c->table;
     uint32_t i, page, other, known;
-    for (i = 0; i < c->table.n_reaches; i++) {
+    for (i = 0; i < t->n_reaches; i++) {
         kvc__ring *ring = &s->rings[i];
         if (number < ring->first || number >= ring->end) continue;
         page = kvc__ring_at(ring, number);
         other = *kvc__entry_page(&c->table, entry, i);
         known = kvc__page_entry(&c->pools[i], page);
         if (other == page) continue;
+        if (known != KVC__NONE && t->entries[known].pins != 0) {
+            if (other == KVC__NONE) continue;
+            known = KVC__NONE;          /* it stays what it is, with that page */
+        }
         if (known != KVC__NONE) kvc__page_detach(&c->pools[i], page);
         if (other == KVC__NONE) {
             kvc__page_attach(&c->pools[i], page, entry);
@@ -9435,6 +9461,392 @@ static kvc_result kvc__seq_load(kvc_seq **out, kvc_cache *c, kvc_ctx *ctx, kvc_r
     if (r == KVC_OK) *out = s;
     else kvc__seq_close(s);
     return r;
+}
+
+/* ---- the prefix table in a file ----
+   A head, then a record for each entry, parents before their children: what it is, with a hash of
+   that, then its bytes with theirs. The bytes of a root are its salt, those of a page its tokens,
+   then for each reach whose page is there the rows of its layers. */
+#define KVC__TABLE_MAGIC 0x1a0a0d666572766bu    /* "kvref", then what a text transfer would break */
+#define KVC__TABLE_VERSION 1u
+
+typedef struct kvc__table_head {
+    uint64_t magic;
+    uint32_t version, n_records;
+    uint64_t fingerprint[2];
+} kvc__table_head;
+
+typedef struct kvc__record {
+    uint32_t parent;                    /* number of a record; KVC__NONE: a root */
+    uint32_t n;                         /* tokens, or bytes of a salt */
+    uint32_t reaches;                   /* a bit for each page that follows */
+    uint32_t priority;                  /* of a root: gemm */
+    uint32_t ttl;                       /* seconds left, 0: it does not expire */
+    uint32_t zero;
+} kvc__record;
+
+/* The first n positions of a page. */
+static void kvc__page_pass(kvc__pipe *p, const kvc_cache *c, uint32_t reach, uint32_t page,
+    uint32_t n)
+{
+    const kvc_model *m = c->desc.model;
+    uint32_t layer, head, at;
+    for (layer = 0; layer < m->n_layers; layer++) {
+        if (m->layers[layer].reach != reach) continue;
+        for (head = 0; head < m->n_kv_heads; head++)
+            for (at = 0; at < n && !p->failed; at++)
+                kvc__position_pass(p, c, layer, head, page, at);
+    }
+}
+
+/* Reads over as many. */
+static void kvc__page_skip(kvc__pipe *p, const kvc_cache *c, uint32_t reach, uint32_t n)
+{
+    const kvc_model *m = c->desc.model;
+    unsigned char bytes[256];
+    uint32_t layer;
+    for (layer = 0; layer < m->n_layers; layer++) {
+        size_t left = m->layers[layer].reach == reach ? n * kvc__layer_row(c, layer) : 0, part;
+        for (; left > 0 && !p->failed; left -= part) {
+            part = left < sizeof bytes ? left : sizeof bytes;
+            kvc__pipe_get(p, bytes, part);
+        }
+    }
+}
+
+/* A hash of what came since the last one: written, or compared with what is read. */
+static int kvc__hash_pass(kvc__pipe *p)
+{
+    uint64_t hash = p->hash, stored = hash;
+    kvc__pipe_pass(p, &stored, sizeof stored);
+    p->hash = 0;
+    return stored == hash && !p->failed;
+}
+
+/* What kvc__prefix_save writes, and in which order. */
+typedef struct kvc__order {
+    uint32_t n;
+    uint32_t *entries;                  /* [n] parents first */
+    uint32_t *record;                   /* [n_entries of the table] an entry's place in it */
+    uint32_t *shelved;                  /* [n_entries, n_reaches] pages that were on shelves, */
+    uint32_t n_shelved[KVC_MAX_REACHES];    /* of each reach, in their order there */
+} kvc__order;
+
+static void kvc__order_entries(const kvc__table *t, kvc__order *o)
+{
+    uint32_t e, done, ref, at;
+    o->n = 0;
+    for (e = 0; e < t->n_salts; e++) {
+        if (!t->salts[e].is_set) continue;
+        o->record[e] = o->n;
+        o->entries[o->n++] = e;
+    }
+    for (done = 0; done < o->n; done++) {
+        if (t->entries[o->entries[done]].kids == KVC__NONE) continue;
+        at = o->n;                      /* references of the tree, until they are leaves */
+        o->entries[o->n++] = t->entries[o->entries[done]].kids;
+        while (at < o->n) {
+            ref = o->entries[at];
+            if ((ref & 1u) != 0) {
+                o->record[ref >> 1] = at;
+                o->entries[at++] = ref >> 1;
+            } else {
+                o->entries[at] = t->entries[ref >> 1].side[0];
+                o->entries[o->n++] = t->entries[ref >> 1].side[1];
+            }
+        }
+    }
+}
+
+/* Writes the order down and holds all pages. The lock is held. */
+static void kvc__order_take(kvc_cache *c, kvc__order *o)
+{
+    kvc__table *t = &c->table;
+    uint32_t i, k, page;
+    kvc__order_entries(t, o);
+    for (i = 0; i < t->n_reaches; i++) {
+        const kvc__pool *pool = &c->pools[i];
+        o->n_shelved[i] = 0;
+        for (k = 0; k < KVC__N_SHELVES; k++) {
+            page = pool->shelves[k].n != 0 ? pool->shelves[k].first : KVC__NONE;
+            for (; page != KVC__NONE; page = kvc__page_keep(pool, page)->after[0])
+                o->shelved[(size_t)i * t->n_entries + o->n_shelved[i]++] = page;
+        }
+    }
+    for (k = 0; k < o->n; k++) {
+        t->entries[o->entries[k]].pins++;
+        for (i = 0; i < t->n_reaches; i++) {
+            page = *kvc__entry_page(t, o->entries[k], i);
+            if (page != KVC__NONE) kvc__page_hold(&c->pools[i], page);
+        }
+    }
+}
+
+/* Lets them go; those that were on a shelf are there in the same order again. */
+static void kvc__order_drop(kvc_cache *c, const kvc__order *o)
+{
+    kvc__table *t = &c->table;
+    uint32_t i, k, page;
+    for (k = 0; k < o->n; k++) {
+        t->entries[o->entries[k]].pins--;
+        t->entries[o->entries[k]].path = 0;
+    }
+    for (i = 0; i < t->n_reaches; i++)
+        for (k = 0; k < o->n_shelved[i]; k++) {
+            page = o->shelved[(size_t)i * t->n_entries + k];
+            t->entries[kvc__page_entry(&c->pools[i], page)].path |= 1u << i;
+            kvc__page_drop(&c->pools[i], page);
+        }
+    for (k = o->n; k-- > 0;)
+        for (i = 0; i < t->n_reaches; i++) {
+            page = *kvc__entry_page(t, o->entries[k], i);
+            if (page != KVC__NONE && (t->entries[o->entries[k]].path >> i & 1u) == 0)
+                kvc__page_drop(&c->pools[i], page);
+        }
+}
+
+/* One record. What may change is read under the lock; the rows of a page that is held do not. */
+static void kvc__record_save(kvc__pipe *p, kvc_cache *c, uint32_t entry, const uint32_t *record)
+{
+    kvc__table *t = &c->table;
+    const kvc__entry *e = &t->entries[entry];
+    unsigned char text[KVC__SPAN * sizeof(kvc_token)];
+    uint32_t page[KVC_MAX_REACHES], i;
+    size_t size;
+    kvc__record r;
+    memset(&r, 0, sizeof r);
+    kvc__lock_enter(&c->lock);
+    if (e->parent == KVC__NONE) {
+        r.parent = KVC__NONE;
+        r.n = t->salts[entry].size;
+        r.priority = t->salts[entry].gemm;
+        size = KVC__MAX_SALT;
+        memcpy(text, t->salts[entry].bytes, size);
+        for (i = r.n; i < size; i++) text[i] = 0;
+    } else {
+        r.parent = record[e->parent];
+        r.n = e->n_tokens;
+        r.priority = e->priority;
+        if (e->expires != 0) {
+            uint64_t now = kvc__cache_now(c);
+            r.ttl = e->expires > now ? (uint32_t)(e->expires - now) : 1;
+        }
+        size = r.n * sizeof(kvc_token);
+        memcpy(text, kvc__entry_text(t, entry), size);
+        for (i = 0; i < t->n_reaches; i++) {
+            page[i] = *kvc__entry_page(t, entry, i);
+            if (page[i] != KVC__NONE) r.reaches |= 1u << i;
+        }
+    }
+    kvc__lock_leave(&c->lock);
+    kvc__pipe_put(p, &r, sizeof r);
+    kvc__hash_pass(p);
+    kvc__pipe_put(p, text, size);
+    for (i = 0; i < t->n_reaches; i++)
+        if ((r.reaches >> i & 1u) != 0) kvc__page_pass(p, c, i, page[i], r.n);
+    kvc__hash_pass(p);
+}
+
+static kvc_result kvc__prefix_save(kvc_cache *c, kvc_write_fn write, void *user, kvc_error *err)
+{
+    const size_t n = c->table.n_entries, size = n * (2 + c->table.n_reaches) * sizeof(uint32_t);
+    kvc__order order;
+    kvc__table_head head;
+    kvc__pipe p;
+    uint32_t i;
+    if (n == 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "it has no prefix table (n_prefix)");
+    order.entries = (uint32_t *)kvc__alloc(&c->desc.allocator, size, 64);
+    if (order.entries == NULL)
+        return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for the table's order");
+    order.record = order.entries + n;
+    order.shelved = order.record + n;
+    memset(&p, 0, sizeof p);
+    p.write = write;
+    p.user = user;
+    memset(&head, 0, sizeof head);
+    head.magic = KVC__TABLE_MAGIC;
+    head.version = KVC__TABLE_VERSION;
+    kvc__cache_fingerprint(c, head.fingerprint);
+    kvc__lock_enter(&c->lock);
+    kvc__order_take(c, &order);
+    kvc__lock_leave(&c->lock);
+    head.n_records = order.n;
+    kvc__pipe_put(&p, &head, sizeof head);
+    kvc__hash_pass(&p);
+    for (i = 0; i < order.n && !p.failed; i++)
+        kvc__record_save(&p, c, order.entries[i], order.record);
+    kvc__pipe_flush(&p);
+    kvc__lock_enter(&c->lock);
+    kvc__order_drop(c, &order);
+    kvc__lock_leave(&c->lock);
+    kvc__free(&c->desc.allocator, order.entries, size);
+    if (p.failed) return kvc__fail(err, KVC_ERROR_FILE, "write", "the host's function failed");
+    return KVC_OK;
+}
+
+/* A page that is free now, for a page of a file; KVC__NONE if there is none. */
+static uint32_t kvc__page_spare(kvc_cache *c, uint32_t reach)
+{
+    kvc__pool *pool = &c->pools[reach];
+    kvc__ring ring;
+    uint32_t page = KVC__NONE;
+    memset(&ring, 0, sizeof ring);
+    kvc__lock_enter(&c->lock);
+    if (pool->n_free != 0 && kvc__pool_left(pool) != 0) {
+        pool->n_promised++;
+        ring.promised = 1;
+        page = kvc__page_take(pool, &ring);
+    }
+    kvc__lock_leave(&c->lock);
+    return page;
+}
+
+/* A salt of a file. Returns its root, KVC__NONE if there is no room for it. */
+static uint32_t kvc__record_root(kvc_cache *c, const kvc__record *r, const unsigned char *salt,
+    const uint64_t store[2])
+{
+    kvc_share share;
+    uint32_t root, quota = 0;
+    memset(&share, 0, sizeof share);
+    share.salt = salt;
+    share.salt_size = r->n;
+    share.gemm = (kvc_gemm)r->priority;
+    root = kvc__salt_find(&c->table, &share);
+    if (root != KVC__NONE) quota = c->table.salts[root].quota;
+    root = kvc__salt_open(&c->table, &share, store);
+    if (root == KVC__NONE) return root;
+    c->table.salts[root].n_seqs--;
+    c->table.salts[root].quota = quota;
+    return root;
+}
+
+/* The pages of a file are there and right: an entry for them, or into the one that has none. */
+static uint32_t kvc__record_enter(kvc_cache *c, const kvc__record *r, uint32_t parent,
+    const kvc_token *text, const uint32_t *page)
+{
+    kvc__table *t = &c->table;
+    uint32_t entry = KVC__NONE, i;
+    uint64_t key[2];
+    if (r->n == t->page_size) {
+        kvc__page_key(t, t->entries[parent].key, text, key);
+        entry = kvc__table_find(t, parent, key, text);
+    } else {
+        entry = kvc__kids_nearest(t, parent, text, r->n);
+        if (entry != KVC__NONE && kvc__entry_run(t, entry, text, r->n) < r->n) entry = KVC__NONE;
+        if (entry != KVC__NONE) return entry;       /* it is there, and perhaps more */
+    }
+    if (entry == KVC__NONE) {
+        if (t->n_free == 0) return KVC__NONE;
+        entry = kvc__entry_take(t, parent);
+        t->entries[entry].priority = r->priority;
+        if (r->ttl != 0) {
+            t->entries[entry].expires = kvc__cache_now(c) + r->ttl;
+            t->can_expire = 1;
+        }
+        kvc__entry_set(t, entry, text, r->n, key);
+    }
+    for (i = 0; i < t->n_reaches; i++)
+        if (page[i] != KVC__NONE && *kvc__entry_page(t, entry, i) == KVC__NONE)
+            kvc__page_attach(&c->pools[i], page[i], entry);
+    return entry;
+}
+
+/* Reads one record. Returns its entry, which it keeps from being dropped; KVC__NONE if it was left
+   out. */
+static uint32_t kvc__record_load(kvc__pipe *p, kvc_cache *c, const kvc__record *r, uint32_t parent,
+    const uint64_t store[2])
+{
+    unsigned char salt[KVC__MAX_SALT];
+    kvc_token text[KVC__SPAN];
+    uint32_t page[KVC_MAX_REACHES], entry = KVC__NONE, i;
+    int right = 1;
+    if (r->parent == KVC__NONE) {
+        kvc__pipe_get(p, salt, sizeof salt);
+        if (!kvc__hash_pass(p)) return KVC__NONE;
+        kvc__lock_enter(&c->lock);
+        entry = kvc__record_root(c, r, salt, store);
+        if (entry != KVC__NONE) c->table.entries[entry].refs++;
+        kvc__lock_leave(&c->lock);
+        return entry;
+    }
+    kvc__pipe_get(p, text, r->n * sizeof *text);
+    for (i = 0; i < r->n; i++)
+        right = right && text[i] >= 0 && (uint32_t)text[i] < c->desc.model->n_vocab;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        page[i] = KVC__NONE;
+        if ((r->reaches >> i & 1u) == 0) continue;
+        page[i] = kvc__page_spare(c, i);
+        if (page[i] != KVC__NONE) kvc__page_pass(p, c, i, page[i], r->n);
+        else kvc__page_skip(p, c, i, r->n);
+        right = right && page[i] != KVC__NONE;
+        if (i == c->token_reach && page[i] != KVC__NONE)
+            memcpy(kvc__page_tokens(c, page[i]), text, r->n * sizeof *text);
+    }
+    right = kvc__hash_pass(p) && right && parent != KVC__NONE;
+    kvc__lock_enter(&c->lock);
+    if (right) entry = kvc__record_enter(c, r, parent, text, page);
+    if (entry != KVC__NONE) c->table.entries[entry].refs++;
+    for (i = 0; i < c->table.n_reaches; i++)
+        if (page[i] != KVC__NONE) kvc__page_drop(&c->pools[i], page[i]);
+    kvc__lock_leave(&c->lock);
+    return entry;
+}
+
+/* Whether a record can be what it says. */
+static int kvc__record_check(const kvc_cache *c, const kvc__record *r, uint32_t number)
+{
+    if (r->zero != 0) return 0;
+    if (r->parent == KVC__NONE)
+        return r->n <= KVC__MAX_SALT && r->priority <= (uint32_t)KVC_GEMM_CBLAS && r->reaches == 0;
+    return r->parent < number && r->n > 0 && r->n <= c->desc.page_size && r->priority > 0 &&
+        r->priority < KVC__N_SHELVES && r->reaches >> c->table.n_reaches == 0;
+}
+
+static kvc_result kvc__prefix_load(kvc_cache *c, kvc_read_fn read, void *user, uint32_t *n_pages,
+    kvc_error *err)
+{
+    const size_t size = (size_t)c->table.n_entries * sizeof(uint32_t);
+    uint64_t store[2];
+    uint32_t *entries, i;
+    kvc__table_head head;
+    kvc__pipe p;
+    if (c->table.n_entries == 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "it has no prefix table (n_prefix)");
+    memset(&p, 0, sizeof p);
+    p.read = read;
+    p.user = user;
+    kvc__pipe_get(&p, &head, sizeof head);
+    if (p.failed || head.magic != KVC__TABLE_MAGIC)
+        return kvc__fail(err, KVC_ERROR_FORMAT, "head", "not a saved prefix table");
+    if (head.version != KVC__TABLE_VERSION)
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "version", "of another version of the format");
+    kvc__cache_fingerprint(c, store);
+    if (head.fingerprint[0] != store[0] || head.fingerprint[1] != store[1])
+        return kvc__fail(err, KVC_ERROR_UNSUPPORTED, "fingerprint",
+            "saved with another model, other K/V types or another page_size");
+    if (!kvc__hash_pass(&p)) return kvc__fail(err, KVC_ERROR_FORMAT, "head", "damaged");
+    entries = (uint32_t *)kvc__alloc(&c->desc.allocator, size, 64);
+    if (entries == NULL)
+        return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for the table's order");
+    for (i = 0; i < head.n_records && i < c->table.n_entries; i++) {
+        kvc__record r;
+        uint32_t parent = KVC__NONE;
+        kvc__pipe_get(&p, &r, sizeof r);
+        if (!kvc__hash_pass(&p) || !kvc__record_check(c, &r, i)) break;
+        if (r.parent != KVC__NONE) parent = entries[r.parent];
+        entries[i] = kvc__record_load(&p, c, &r, parent, store);
+        *n_pages += r.parent != KVC__NONE && entries[i] != KVC__NONE;
+    }
+    kvc__lock_enter(&c->lock);
+    while (i-- > 0) {                   /* children first */
+        if (entries[i] == KVC__NONE) continue;
+        c->table.entries[entries[i]].refs--;
+        kvc__entry_drop(&c->table, entries[i]);
+    }
+    kvc__lock_leave(&c->lock);
+    kvc__free(&c->desc.allocator, entries, size);
+    return KVC_OK;
 }
 
 static void kvc__pool_query(const kvc__pool *pool, kvc_reach_info *info)
@@ -11387,6 +11799,27 @@ KVC_API void kvc_prefix_unpin(kvc_pin *pin)
     if (pin != NULL && pin->cache != NULL) kvc__prefix_unpin(pin);
 }
 
+KVC_API kvc_result kvc_prefix_save(kvc_cache *cache, kvc_write_fn write, void *user,
+    kvc_error *err)
+{
+    if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
+    if (write == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "write", "NULL");
+    return kvc__prefix_save(cache, write, user, err);
+}
+
+KVC_API kvc_result kvc_prefix_load(kvc_cache *cache, kvc_read_fn read, void *user,
+    uint32_t *n_pages, kvc_error *err)
+{
+    uint32_t n = 0;
+    kvc_result r;
+    if (n_pages != NULL) *n_pages = 0;
+    if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
+    if (read == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "read", "NULL");
+    r = kvc__prefix_load(cache, read, user, &n, err);
+    if (n_pages != NULL) *n_pages = n;
+    return r;
+}
+
 KVC_API uint32_t kvc_prefix_sweep(kvc_cache *cache, const kvc_share *share)
 {
     return cache != NULL ? kvc__prefix_sweep(cache, share) : 0;
@@ -11556,6 +11989,16 @@ KVC_API kvc_result kvc_seq_load_memory(kvc_seq **out, kvc_cache *cache, kvc_ctx 
     *out = NULL;
     if (cache == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "cache", "NULL");
     return kvc__seq_load(out, cache, ctx, kvc__buffer_read, &b, b.left, err);
+}
+
+KVC_API kvc_result kvc_prefix_load_memory(kvc_cache *cache, const void *data, size_t size,
+    uint32_t *n_pages, kvc_error *err)
+{
+    kvc__buffer b;
+    memset(&b, 0, sizeof b);
+    b.from = (const unsigned char *)data;
+    b.left = data != NULL ? size : 0;
+    return kvc_prefix_load(cache, kvc__buffer_read, &b, n_pages, err);
 }
 
 KVC_API kvc_result kvc_seq_remove(kvc_seq *seq, uint32_t from, uint32_t to, kvc_error *err)

@@ -105,6 +105,9 @@ static void check_table(const kvc_cache *c) {
             if (page == KVC__NONE) continue;
             pages++;
             assert_int_equal(kvc__page_entry(&c->pools[i], page), e);
+            if (i == c->token_reach)
+                assert_memory_equal(kvc__page_tokens(c, page), kvc__entry_text(t, e),
+                    one->n_tokens * sizeof(kvc_token));
         }
         assert_int_equal(pages, one->n_pages);
     }
@@ -716,6 +719,191 @@ static void test_quota(void **state) {
     shelf_close(&t);
 }
 
+/* ---- files ---- */
+
+typedef struct file {
+    unsigned char *bytes;
+    size_t size, cap, at;
+} file;
+
+static int file_write(const void *data, size_t size, void *user) {
+    file *f = (file *)user;
+    if (f->size + size > f->cap) {
+        f->cap = 2 * (f->size + size);
+        f->bytes = (unsigned char *)gguf_must(realloc(f->bytes, f->cap));
+    }
+    memcpy(f->bytes + f->size, data, size);
+    f->size += size;
+    return 0;
+}
+
+static int file_refuse(const void *data, size_t size, void *user) {
+    (void)data, (void)size, (void)user;
+    return 1;
+}
+
+enum { N_SAVED = 6, SAVED = 90 };
+
+/* Texts with beginnings in common, computed and closed; then saved. */
+static void save_texts(const rig *r, const kind *k, kvc_ctx *ctx,
+    kvc_token text[N_SAVED][SAVED + 1], file *f) {
+    kvc_cache *cache = table_cache(r, k, SAVED + 10, 60);
+    uint32_t i;
+    for (i = 0; i < N_SAVED; i++) {
+        kvc_seq *seq = shared_seq(cache);
+        random_tokens(text[i], SAVED + 1, N_VOCAB, 3);
+        random_tokens(text[i] + 15 * i, SAVED + 1 - 15 * i, N_VOCAB, 10 + i);
+        OK(kvc_prefill(ctx, seq, text[i], SAVED, NULL, &last));
+        kvc_seq_close(seq);
+    }
+    memset(f, 0, sizeof *f);
+    OK(kvc_prefix_save(cache, file_write, f, &last));
+    check_table(cache);
+    FAILS(KVC_ERROR_FILE, "write", kvc_prefix_save(cache, file_refuse, NULL, &last));
+    check_table(cache);
+    kvc_cache_free(cache);
+}
+
+/* Another process, with a random key of its own, goes on where the first one was. */
+static void test_files(void **state) {
+    size_t i;
+    (void)state;
+    for (i = 0; i < COUNT(kinds); i++) {
+        kvc_token text[N_SAVED][SAVED + 1];
+        uint32_t n, k, round;
+        kvc_cache *cache;
+        kvc_ctx *ctx;
+        file f;
+        rig r;
+        rig_open(&r, &kinds[i].shape);
+        ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
+        save_texts(&r, &kinds[i], ctx, text, &f);
+        cache = table_cache(&r, &kinds[i], SAVED + 10, 60);
+        for (round = 0; round < 2; round++) {       /* the second time all is there */
+            kvc_cache_info info;
+            uint32_t known;
+            kvc_cache_query(cache, &info);
+            known = info.n_prefix_entries;
+            OK(kvc_prefix_load_memory(cache, f.bytes, f.size, &n, &last));
+            assert_true(n > N_SAVED);
+            kvc_cache_query(cache, &info);
+            assert_int_equal(info.pages_live, 0);
+            if (round) assert_int_equal(info.n_prefix_entries, known);
+            check_table(cache);
+            for (k = 0; k < N_SAVED; k++) {
+                kvc_seq *seq = shared_seq(cache);
+                const float *logits;
+                float want[N_VOCAB];
+                OK(kvc_prefill(ctx, seq, text[k], SAVED + 1, &logits, &last));
+                assert_int_equal(hit_of(seq), SAVED);
+                cold_last(&r, &kinds[i], ctx, text[k], SAVED + 1, want);
+                SAME(logits, want, 1, N_VOCAB, "from a file");
+                OK(kvc_seq_rollback(seq, SAVED));
+                kvc_seq_close(seq);
+            }
+            check_table(cache);
+        }
+        kvc_cache_free(cache);
+        cache = table_cache(&r, &kinds[i], SAVED + 10, 10);     /* room for a part */
+        OK(kvc_prefix_load_memory(cache, f.bytes, f.size, &n, &last));
+        assert_true(n > 0 && n <= 10);
+        check_table(cache);
+        kvc_cache_free(cache);
+        kvc_ctx_free(ctx);
+        free(f.bytes);
+        rig_close(&r);
+    }
+}
+
+/* Whatever is flipped, cut or made up, what is found has the bits of a cold run. */
+static void test_damaged_files(void **state) {
+    enum { MUTANTS = 1500 };
+    kvc_token text[N_SAVED][SAVED + 1];
+    float want[N_SAVED][N_VOCAB];
+    unsigned n_refused = 0, n_whole = 0, n_hits = 0, i, n;
+    uint64_t random = 1;
+    uint32_t k, whole, pages;
+    unsigned char *bytes;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    file f;
+    rig r, other;
+    (void)state;
+    rig_open(&r, &kinds[0].shape);
+    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
+    save_texts(&r, &kinds[0], ctx, text, &f);
+    bytes = (unsigned char *)gguf_must(malloc(f.size));
+    for (k = 0; k < N_SAVED; k++) cold_last(&r, &kinds[0], ctx, text[k], SAVED + 1, want[k]);
+    cache = table_cache(&r, &kinds[0], SAVED + 10, 60);
+    OK(kvc_prefix_load_memory(cache, f.bytes, f.size, &whole, &last));
+    kvc_cache_free(cache);
+    for (i = 0; i < MUTANTS; i++) {
+        size_t size = f.size;
+        kvc_seq *seq;
+        const float *logits;
+        memcpy(bytes, f.bytes, size);
+        for (n = 1 + (unsigned)(model_random(&random) % 3); n > 0; n--)
+            bytes[model_random(&random) % (model_random(&random) % 2 ? size : 400)] ^=
+                (unsigned char)(1u << model_random(&random) % 8);
+        if (i % 8 == 0) size = model_random(&random) % (size + 1);
+        cache = table_cache(&r, &kinds[0], SAVED + 10, 60);
+        if (kvc_prefix_load_memory(cache, bytes, size, &pages, &last) != KVC_OK) {
+            assert_int_equal(pages, 0);
+            n_refused++;
+        }
+        assert_true(pages <= whole);
+        n_whole += pages == whole;
+        check_table(cache);
+        k = i % N_SAVED;
+        seq = shared_seq(cache);
+        OK(kvc_prefill(ctx, seq, text[k], SAVED + 1, &logits, &last));
+        n_hits += hit_of(seq) > 0;
+        SAME(logits, want[k], 1, N_VOCAB, "from a damaged file");
+        kvc_cache_free(cache);
+    }
+    print_message("%u refused, %u of %u with all pages, %u of use\n", n_refused, n_whole, MUTANTS,
+        n_hits);
+    assert_true(n_refused > 50 && n_hits > 200 && n_whole < MUTANTS / 10);
+
+    rig_open(&other, &kinds[3].shape);
+    cache = table_cache(&other, &kinds[3], SAVED, 60);
+    FAILS(KVC_ERROR_UNSUPPORTED, "fingerprint",
+        kvc_prefix_load_memory(cache, f.bytes, f.size, &pages, &last));
+    FAILS(KVC_ERROR_FORMAT, "head", kvc_prefix_load_memory(cache, NULL, 0, &pages, &last));
+    kvc_cache_free(cache);
+    cache = new_cache(&r, 64, 1, 0, KVC_KV_F32);
+    FAILS(KVC_ERROR_ARGUMENT, "cache",
+        kvc_prefix_load_memory(cache, f.bytes, f.size, &pages, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "cache", kvc_prefix_save(cache, file_write, &f, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "write", kvc_prefix_save(cache, NULL, &f, &last));
+    kvc_cache_free(cache);
+    rig_close(&other);
+    free(bytes);
+    free(f.bytes);
+    kvc_ctx_free(ctx);
+    rig_close(&r);
+}
+
+/* Saving changes nothing: the same pages go first as without it. */
+static void test_saving_keeps_order(void **state) {
+    uint32_t hits[2], round, i;
+    (void)state;
+    for (round = 0; round < 2; round++) {
+        shelf_test t;
+        file f = {0};
+        shelf_open(&t, 20);
+        for (i = 0; i < 3; i++) pass(&t, i, NULL, NULL);
+        pass(&t, 0, NULL, NULL);
+        if (round) OK(kvc_prefix_save(t.cache, file_write, &f, &last));
+        pass(&t, 3, NULL, NULL), pass(&t, 4, NULL, NULL);
+        hits[round] = pass(&t, 0, NULL, NULL);
+        free(f.bytes);
+        shelf_close(&t);
+    }
+    assert_int_equal(hits[0], hits[1]);
+    assert_int_equal(hits[0], N_TEXT);
+}
+
 /* ---- what takes no part ---- */
 
 static void test_no_part(void **state) {
@@ -774,6 +962,9 @@ int main(void) {
         cmocka_unit_test(test_pins),
         cmocka_unit_test(test_time_to_live),
         cmocka_unit_test(test_quota),
+        cmocka_unit_test(test_files),
+        cmocka_unit_test(test_damaged_files),
+        cmocka_unit_test(test_saving_keeps_order),
         cmocka_unit_test(test_no_part)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
