@@ -748,16 +748,16 @@ typedef int (*kvc_read_fn)(void *data, size_t size, void *user);
 /* Writes the prefix table and its pages, in pieces of at most 4 KiB, so that another process (or
    this one, tomorrow) need not compute them again. The file knows the model, the K/V types and
    page_size, not prefix_key; it holds the tokens of all salts as they are. Others may use the cache
-   meanwhile. Errors: ARGUMENT (no table), FILE (`write` failed), MEMORY (12 bytes for each page that
-   the table can know, while it writes). */
+   meanwhile. Errors: ARGUMENT (no table), FILE (`write` failed), MEMORY (12 bytes for each page
+   that the table can know, while it writes). */
 KVC_API kvc_result kvc_prefix_save(kvc_cache *cache, kvc_write_fn write, void *user,
     kvc_error *err);
 
 /* Reads such a file into the table, as far as pages are free, beside what is there; *n_pages: how
-   many came in; may be NULL. A page whose bytes are damaged is left out, with those that follow it
-   in its texts; where the bytes that tell what comes next are damaged, the file ends. Errors:
-   ARGUMENT (no table), FORMAT (not such a file), UNSUPPORTED (of another model, K/V type, page_size
-   or version), MEMORY (as above). After an error nothing has come in. */
+   many pages of it the table has now; may be NULL. A page whose bytes are damaged is left out, with
+   those that follow it in its texts; where the bytes that tell what comes next are damaged, the
+   file ends. Errors: ARGUMENT (no table), FORMAT (not such a file), UNSUPPORTED (of another model,
+   K/V type, page_size or version), MEMORY (as above). After an error nothing has come in. */
 KVC_API kvc_result kvc_prefix_load(kvc_cache *cache, kvc_read_fn read, void *user,
     uint32_t *n_pages, kvc_error *err);
 

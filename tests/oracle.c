@@ -111,6 +111,36 @@ static kvc_result run_prompt(outcome *o, kvc_ctx *ctx, kvc_seq *seq, const golde
     return r;
 }
 
+/* The prompt and the greedy tokens with a prefix table that has them all, against the same without:
+   every logit must have the same bits. */
+static kvc_result check_warm(outcome *o, kvc_ctx *ctx, kvc_cache *cache, const golden *g,
+    kvc_error *err) {
+    const size_t row = g->n_vocab * sizeof(float);
+    float *cold = (float *)malloc((g->n_greedy + 1) * row);
+    kvc_result r = cold ? KVC_OK : KVC_ERROR_MEMORY;
+    int round;
+    for (round = 0; round < 3 && r == KVC_OK; round++) {    /* alone, filling the table, warm */
+        const float *logits;
+        kvc_seq_info info;
+        kvc_seq *seq = NULL;
+        size_t i;
+        r = round ? kvc_seq_open_shared(&seq, cache, NULL, err) : kvc_seq_open(&seq, cache, err);
+        if (r == KVC_OK) r = kvc_prefill(ctx, seq, g->prompt, g->n_prompt, &logits, err);
+        if (r == KVC_OK) kvc_seq_query(seq, &info);
+        if (r == KVC_OK && info.prefix_hit != (round == 2 ? g->n_prompt - 1 : 0))
+            o->difference = INFINITY;
+        for (i = 0; r == KVC_OK; i++) {
+            if (round == 0) memcpy(cold + i * g->n_vocab, logits, row);
+            else if (memcmp(cold + i * g->n_vocab, logits, row)) o->difference = INFINITY;
+            if (i == g->n_greedy) break;
+            r = kvc_decode(ctx, seq, g->greedy[i], &logits, err);
+        }
+        kvc_seq_close(seq);
+    }
+    free(cold);
+    return r;
+}
+
 static kvc_result run_model(outcome *o, const kvc_model *model, const golden *g, const options *opt,
     kvc_error *err) {
     kvc_cache_desc cache_desc = {0};
@@ -121,6 +151,9 @@ static kvc_result run_model(outcome *o, const kvc_model *model, const golden *g,
     kvc_result r;
     cache_desc.model = model;
     cache_desc.n_ctx = N_CTX;
+    cache_desc.n_seqs = 2;
+    cache_desc.n_pages = cache_desc.n_prefix = 2 * N_CTX / 16;
+    cache_desc.page_size = 16;
     ctx_desc.model = model;
     ctx_desc.n_batch = N_CTX;
     ctx_desc.n_threads = opt->n_threads;
@@ -131,6 +164,7 @@ static kvc_result run_model(outcome *o, const kvc_model *model, const golden *g,
     if (r == KVC_OK) r = kvc_seq_open(&seq, cache, err);
     if (r == KVC_OK) r = run_prompt(o, ctx, seq, g, err);
     kvc_seq_close(seq);
+    if (r == KVC_OK && opt->gemm == KVC_GEMM_BUILTIN) r = check_warm(o, ctx, cache, g, err);
     kvc_ctx_free(ctx);
     kvc_cache_free(cache);
     return r;
