@@ -528,7 +528,7 @@ typedef struct kvc_cache_desc {
     kvc_kv_type edge_k, edge_v; /* 0: KVC_KV_F32 */
     uint32_t n_prefix;          /* pages whose text the prefix table knows at most, see
                                    kvc_seq_open_shared; n_pages is what it can use, or more where
-                                   all layers see a window only. A page takes 4 * page_size + 100
+                                   all layers see a window only. A page takes 4 * page_size + 120
                                    bytes more. With a table, layers that see a window have n_pages
                                    pages, too, if it is not 0: more places to go on from. 0: no
                                    table */
@@ -661,7 +661,8 @@ typedef struct kvc_pin {
 
 /* Keeps what the table has of the sequence's first `length` tokens, until kvc_prefix_unpin; the
    sequence may be closed. *out: the caller's. Errors: ARGUMENT (also: the sequence takes no part,
-   or `length` is more than it has; out->n_tokens tells how many are kept, down to whole pages). */
+   or `length` is more than it has; out->n_tokens tells how many are kept, down to whole pages),
+   FULL (pages of windows that were given back cannot be kept as well). */
 KVC_API kvc_result kvc_prefix_pin(kvc_pin *out, kvc_seq *seq, uint32_t length, kvc_error *err);
 KVC_API void kvc_prefix_unpin(kvc_pin *pin);
 
@@ -748,8 +749,9 @@ typedef int (*kvc_read_fn)(void *data, size_t size, void *user);
 /* Writes the prefix table and its pages, in pieces of at most 4 KiB, so that another process (or
    this one, tomorrow) need not compute them again. The file knows the model, the K/V types and
    page_size, not prefix_key; it holds the tokens of all salts as they are. Others may use the cache
-   meanwhile. Errors: ARGUMENT (no table), FILE (`write` failed), MEMORY (12 bytes for each page
-   that the table can know, while it writes). */
+   meanwhile; pages are left out while running steps may need all that are free. Errors: ARGUMENT
+   (no table), FILE (`write` failed), MEMORY (12 bytes for each page that the table can know, while
+   it writes). */
 KVC_API kvc_result kvc_prefix_save(kvc_cache *cache, kvc_write_fn write, void *user,
     kvc_error *err);
 
@@ -778,9 +780,9 @@ KVC_API kvc_result kvc_seq_save(const kvc_seq *seq, kvc_save what, kvc_write_fn 
 /* Opens a sequence as it was saved, with its policy: the logits that follow have the bits of the
    sequence that was not saved. ctx computes saved tokens; NULL if none are expected. Errors: FORMAT
    (damaged, cut short), UNSUPPORTED (of another model, K/V type, page_size or version), FULL (the
-   cache has no room for it), ARGUMENT (ctx is NULL and needed). After an error nothing is open. A
-   sequence with KVC_POLICY_GROW makes the cache grow by what the head of the file claims; from a
-   buffer it can claim no more than the buffer holds. */
+   cache has no room for it), ARGUMENT (ctx is NULL and needed). After an error nothing is open. It
+   takes no part in the prefix table. A sequence with KVC_POLICY_GROW makes the cache grow by what
+   the head of the file claims; from a buffer it can claim no more than the buffer holds. */
 KVC_API kvc_result kvc_seq_load(kvc_seq **out, kvc_cache *cache, kvc_ctx *ctx, kvc_read_fn read,
     void *user, kvc_error *err);
 
@@ -6073,6 +6075,7 @@ typedef struct kvc__entry {
     uint32_t refs;                      /* children, and sequences whose last whole page it is */
     uint32_t n_pages;                   /* pages that it knows, over all reaches */
     uint32_t root, priority, pins;
+    uint32_t serial;                    /* another one for each use of this memory */
     uint64_t expires;                   /* 0: never */
     uint32_t bit, side[2];              /* an inner node of its siblings' tree, or KVC__NONE */
     uint32_t path;                      /* the child by which a look-up went on */
@@ -6090,6 +6093,7 @@ typedef struct kvc__table {
     uint64_t key[2];
     uint32_t page_size, n_reaches;
     uint32_t n_entries, n_free, free;
+    uint32_t n_made;                    /* serial of the latest entry */
     kvc__entry *entries;                /* [n_entries] */
     kvc_token *tokens;                  /* [n_entries, page_size] */
     uint32_t *pages;                    /* [n_entries, n_reaches], KVC__NONE: it has none */
@@ -6288,6 +6292,7 @@ static uint32_t kvc__entry_take(kvc__table *t, uint32_t parent)
     t->free = e->next;
     t->n_free--;
     memset(e, 0, sizeof *e);
+    e->serial = ++t->n_made;
     e->parent = parent;
     e->root = parent == KVC__NONE ? entry : t->entries[parent].root;
     e->next = e->kids = e->bit = KVC__NONE;
@@ -7082,16 +7087,29 @@ static void kvc__page_evict(kvc__pool *pool, uint32_t page)
     pool->table->n_evicted++;
 }
 
+/* The first page of a list that nobody saves at the moment; KVC__NONE if there is none. */
+static uint32_t kvc__list_first(const kvc__pool *pool, const kvc__shelf *list, uint32_t which)
+{
+    uint32_t page = list->n != 0 ? list->first : KVC__NONE;
+    while (page != KVC__NONE && pool->table->entries[kvc__page_entry(pool, page)].pins != 0)
+        page = kvc__page_keep(pool, page)->after[which];
+    return page;
+}
+
 /* Frees the page that was let go first, of the lowest priority that there is. Sequences let their
    last pages go first, and what was read again was let go again; so a page's children are freed
-   before it. 0: no page is on a shelf. */
+   before it. 0: there is no such page. */
 static int kvc__pool_evict(kvc__pool *pool)
 {
-    uint32_t priority = 0;
-    if (pool->n_cached == 0) return 0;
-    while ((pool->filled[priority / 64] >> (priority % 64) & 1u) == 0) priority++;
-    kvc__page_evict(pool, pool->shelves[priority].first);
-    return 1;
+    uint32_t priority, page;
+    for (priority = 0; priority < KVC__N_SHELVES && pool->n_cached != 0; priority++) {
+        if ((pool->filled[priority / 64] >> (priority % 64) & 1u) == 0) continue;
+        page = kvc__list_first(pool, &pool->shelves[priority], 0);
+        if (page == KVC__NONE) continue;
+        kvc__page_evict(pool, page);
+        return 1;
+    }
+    return 0;
 }
 
 /* ---- counts of pages; the lock is held ---- */
@@ -7125,6 +7143,12 @@ static uint32_t kvc__page_take(kvc__pool *pool, kvc__ring *ring)
     return page;
 }
 
+/* Whether one can hold a page: others may have been promised those on shelves. */
+static int kvc__page_can_hold(const kvc__pool *pool, uint32_t page)
+{
+    return *kvc__page_refs(pool, page) != 0 || kvc__pool_left(pool) != 0;
+}
+
 /* One holder more of a page that is held or on a shelf. */
 static void kvc__page_hold(kvc__pool *pool, uint32_t page)
 {
@@ -7140,8 +7164,11 @@ static void kvc__page_shelve(kvc__pool *pool, uint32_t page, uint32_t entry)
     const uint32_t root = pool->table->entries[entry].root;
     const uint32_t quota = pool->table->salts[root].quota;
     kvc__shelf_add(pool, page);
-    while (quota != 0 && pool->of_salt[root].n > quota)
-        kvc__page_evict(pool, pool->of_salt[root].first);
+    while (quota != 0 && pool->of_salt[root].n > quota) {
+        page = kvc__list_first(pool, &pool->of_salt[root], 1);
+        if (page == KVC__NONE) return;
+        kvc__page_evict(pool, page);
+    }
 }
 
 /* One holder less. Tells whether the page can be had now: it is free, or on a shelf if the table
@@ -7729,6 +7756,7 @@ static void kvc__entry_forget(kvc_cache *c, uint32_t entry)
 static int kvc__entry_held(const kvc_cache *c, uint32_t entry)
 {
     uint32_t i, page;
+    if (c->table.entries[entry].pins != 0) return 1;
     for (i = 0; i < c->table.n_reaches; i++) {
         page = *kvc__entry_page(&c->table, entry, i);
         if (page != KVC__NONE && *kvc__page_refs(&c->pools[i], page) != 0) return 1;
@@ -7771,6 +7799,8 @@ static void kvc__entry_merge(kvc_seq *s, uint32_t number, uint32_t entry)
             if (other == KVC__NONE) continue;
             known = KVC__NONE;          /* it stays what it is, with that page */
         }
+        if (other != KVC__NONE && !kvc__page_can_hold(&c->pools[i], other) &&
+            !kvc__ring_alone(&c->pools[i], ring, number)) continue;
         if (known != KVC__NONE) kvc__page_detach(&c->pools[i], page);
         if (other == KVC__NONE) {
             kvc__page_attach(&c->pools[i], page, entry);
@@ -7854,7 +7884,7 @@ static void kvc__prefix_enter_end(kvc_seq *s)
         return;
     }
     if (near != KVC__NONE && t->entries[near].n_tokens == run && !kvc__entry_held(c, near))
-        kvc__entry_forget(c, near);     /* not a pinned one, whose pages are held */
+        kvc__entry_forget(c, near);
     if (own == KVC__NONE) own = kvc__entry_make(s);
     if (own == KVC__NONE) return;
     kvc__entry_set(t, own, text, n, NULL);
@@ -8825,6 +8855,21 @@ static kvc_result kvc__seq_open_shared(kvc_seq **out, kvc_cache *c, const kvc_sh
     return kvc__fail(err, KVC_ERROR_FULL, "n_salts", "as many salts are in use");
 }
 
+/* Whether there are pages enough to hold those of an entry and of all before it. */
+static int kvc__entry_can_pin(const kvc_cache *c, uint32_t entry)
+{
+    const kvc__table *t = &c->table;
+    uint32_t i, page, n[KVC_MAX_REACHES] = {0, 0, 0, 0};
+    for (; t->entries[entry].parent != KVC__NONE; entry = t->entries[entry].parent)
+        for (i = 0; i < t->n_reaches; i++) {
+            page = *kvc__entry_page(t, entry, i);
+            n[i] += page != KVC__NONE && *kvc__page_refs(&c->pools[i], page) == 0;
+        }
+    for (i = 0; i < t->n_reaches; i++)
+        if (n[i] > kvc__pool_left(&c->pools[i])) return 0;
+    return 1;
+}
+
 /* One holder more, or less, of the pages of an entry and of all before it. */
 static void kvc__entry_pin(kvc_cache *c, uint32_t entry, int more)
 {
@@ -8847,6 +8892,7 @@ static kvc_result kvc__prefix_pin(kvc_pin *out, kvc_seq *s, uint32_t length, kvc
     kvc_cache *c = s->cache;
     kvc__table *t = &c->table;
     uint32_t entry, depth, own;
+    int full;
     if (!kvc__prefix_whole(s))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "it takes no part in a prefix table");
     kvc__lock_enter(&c->lock);
@@ -8860,12 +8906,17 @@ static kvc_result kvc__prefix_pin(kvc_pin *out, kvc_seq *s, uint32_t length, kvc
         entry = own;
         out->n_tokens = length;
     }
-    out->cache = c;
-    out->entry = entry;
-    t->entries[entry].refs++;
-    kvc__entry_pin(c, entry, 1);
+    full = !kvc__entry_can_pin(c, entry);
+    if (!full) {
+        out->cache = c;
+        out->entry = entry;
+        t->entries[entry].refs++;
+        kvc__entry_pin(c, entry, 1);
+    }
     kvc__lock_leave(&c->lock);
-    return KVC_OK;
+    if (!full) return KVC_OK;
+    out->n_tokens = 0;
+    return kvc__fail(err, KVC_ERROR_FULL, "cache", "too few pages are free to keep so many");
 }
 
 static void kvc__prefix_unpin(kvc_pin *pin)
@@ -8887,7 +8938,7 @@ static uint32_t kvc__pool_sweep(kvc_cache *c, uint32_t reach, uint32_t root, uin
     for (page = 0; page < pool->n_pages; page++) {
         const uint32_t entry = kvc__page_entry(pool, page);
         const kvc__entry *e = &c->table.entries[entry];
-        if (entry == KVC__NONE || *kvc__page_refs(pool, page) != 0) continue;
+        if (entry == KVC__NONE || *kvc__page_refs(pool, page) != 0 || e->pins != 0) continue;
         if (root != KVC__NONE ? e->root != root : e->expires == 0 || e->expires > now) continue;
         kvc__page_evict(pool, page);
         n++;
@@ -9482,7 +9533,8 @@ typedef struct kvc__record {
     uint32_t reaches;                   /* a bit for each page that follows */
     uint32_t priority;                  /* of a root: gemm */
     uint32_t ttl;                       /* seconds left, 0: it does not expire */
-    uint32_t zero;
+    uint32_t is_gone;                   /* 1: an entry that went while the file was written; no
+                                           bytes follow but the hash */
 } kvc__record;
 
 /* The first n positions of a page. */
@@ -9527,11 +9579,11 @@ static int kvc__hash_pass(kvc__pipe *p)
 typedef struct kvc__order {
     uint32_t n;
     uint32_t *entries;                  /* [n] parents first */
+    uint32_t *serials;                  /* [n] theirs: entries may come and go meanwhile */
     uint32_t *record;                   /* [n_entries of the table] an entry's place in it */
-    uint32_t *shelved;                  /* [n_entries, n_reaches] pages that were on shelves, */
-    uint32_t n_shelved[KVC_MAX_REACHES];    /* of each reach, in their order there */
 } kvc__order;
 
+/* The lock is held. */
 static void kvc__order_entries(const kvc__table *t, kvc__order *o)
 {
     uint32_t e, done, ref, at;
@@ -9556,67 +9608,49 @@ static void kvc__order_entries(const kvc__table *t, kvc__order *o)
             }
         }
     }
+    for (e = 0; e < o->n; e++) o->serials[e] = t->entries[o->entries[e]].serial;
 }
 
-/* Writes the order down and holds all pages. The lock is held. */
-static void kvc__order_take(kvc_cache *c, kvc__order *o)
+/* While a record is written its pages stay: those on shelves are promised to it, and nobody evicts
+   them. Returns the reaches whose pages are there; page [n_reaches]. The lock is held. */
+static uint32_t kvc__record_keep(kvc_cache *c, uint32_t entry, uint32_t *page)
 {
-    kvc__table *t = &c->table;
-    uint32_t i, k, page;
-    kvc__order_entries(t, o);
-    for (i = 0; i < t->n_reaches; i++) {
-        const kvc__pool *pool = &c->pools[i];
-        o->n_shelved[i] = 0;
-        for (k = 0; k < KVC__N_SHELVES; k++) {
-            page = pool->shelves[k].n != 0 ? pool->shelves[k].first : KVC__NONE;
-            for (; page != KVC__NONE; page = kvc__page_keep(pool, page)->after[0])
-                o->shelved[(size_t)i * t->n_entries + o->n_shelved[i]++] = page;
-        }
+    uint32_t i, reaches = 0;
+    for (i = 0; i < c->table.n_reaches; i++) {
+        page[i] = *kvc__entry_page(&c->table, entry, i);
+        if (page[i] == KVC__NONE || kvc__pool_left(&c->pools[i]) == 0) continue;
+        c->pools[i].n_promised++;
+        reaches |= 1u << i;
     }
-    for (k = 0; k < o->n; k++) {
-        t->entries[o->entries[k]].pins++;
-        for (i = 0; i < t->n_reaches; i++) {
-            page = *kvc__entry_page(t, o->entries[k], i);
-            if (page != KVC__NONE) kvc__page_hold(&c->pools[i], page);
-        }
-    }
+    c->table.entries[entry].pins++;
+    return reaches;
 }
 
-/* Lets them go; those that were on a shelf are there in the same order again. */
-static void kvc__order_drop(kvc_cache *c, const kvc__order *o)
+static void kvc__record_let_go(kvc_cache *c, uint32_t entry, uint32_t reaches)
 {
-    kvc__table *t = &c->table;
-    uint32_t i, k, page;
-    for (k = 0; k < o->n; k++) {
-        t->entries[o->entries[k]].pins--;
-        t->entries[o->entries[k]].path = 0;
-    }
-    for (i = 0; i < t->n_reaches; i++)
-        for (k = 0; k < o->n_shelved[i]; k++) {
-            page = o->shelved[(size_t)i * t->n_entries + k];
-            t->entries[kvc__page_entry(&c->pools[i], page)].path |= 1u << i;
-            kvc__page_drop(&c->pools[i], page);
-        }
-    for (k = o->n; k-- > 0;)
-        for (i = 0; i < t->n_reaches; i++) {
-            page = *kvc__entry_page(t, o->entries[k], i);
-            if (page != KVC__NONE && (t->entries[o->entries[k]].path >> i & 1u) == 0)
-                kvc__page_drop(&c->pools[i], page);
-        }
+    uint32_t i;
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->table.n_reaches; i++) c->pools[i].n_promised -= reaches >> i & 1u;
+    c->table.entries[entry].pins--;
+    kvc__lock_leave(&c->lock);
 }
 
-/* One record. What may change is read under the lock; the rows of a page that is held do not. */
-static void kvc__record_save(kvc__pipe *p, kvc_cache *c, uint32_t entry, const uint32_t *record)
+/* One record. What may change is read under the lock; the rows of a page that stays do not. */
+static void kvc__record_save(kvc__pipe *p, kvc_cache *c, const kvc__order *o, uint32_t number)
 {
     kvc__table *t = &c->table;
+    const uint32_t entry = o->entries[number];
     const kvc__entry *e = &t->entries[entry];
     unsigned char text[KVC__SPAN * sizeof(kvc_token)];
     uint32_t page[KVC_MAX_REACHES], i;
-    size_t size;
+    size_t size = 0;
     kvc__record r;
+    int kept = 0;
     memset(&r, 0, sizeof r);
     kvc__lock_enter(&c->lock);
-    if (e->parent == KVC__NONE) {
+    if (e->serial != o->serials[number]) {
+        r.is_gone = 1;
+    } else if (e->parent == KVC__NONE) {
         r.parent = KVC__NONE;
         r.n = t->salts[entry].size;
         r.priority = t->salts[entry].gemm;
@@ -9624,7 +9658,7 @@ static void kvc__record_save(kvc__pipe *p, kvc_cache *c, uint32_t entry, const u
         memcpy(text, t->salts[entry].bytes, size);
         for (i = r.n; i < size; i++) text[i] = 0;
     } else {
-        r.parent = record[e->parent];
+        r.parent = o->record[e->parent];
         r.n = e->n_tokens;
         r.priority = e->priority;
         if (e->expires != 0) {
@@ -9633,10 +9667,8 @@ static void kvc__record_save(kvc__pipe *p, kvc_cache *c, uint32_t entry, const u
         }
         size = r.n * sizeof(kvc_token);
         memcpy(text, kvc__entry_text(t, entry), size);
-        for (i = 0; i < t->n_reaches; i++) {
-            page[i] = *kvc__entry_page(t, entry, i);
-            if (page[i] != KVC__NONE) r.reaches |= 1u << i;
-        }
+        r.reaches = kvc__record_keep(c, entry, page);
+        kept = 1;
     }
     kvc__lock_leave(&c->lock);
     kvc__pipe_put(p, &r, sizeof r);
@@ -9645,11 +9677,12 @@ static void kvc__record_save(kvc__pipe *p, kvc_cache *c, uint32_t entry, const u
     for (i = 0; i < t->n_reaches; i++)
         if ((r.reaches >> i & 1u) != 0) kvc__page_pass(p, c, i, page[i], r.n);
     kvc__hash_pass(p);
+    if (kept) kvc__record_let_go(c, entry, r.reaches);
 }
 
 static kvc_result kvc__prefix_save(kvc_cache *c, kvc_write_fn write, void *user, kvc_error *err)
 {
-    const size_t n = c->table.n_entries, size = n * (2 + c->table.n_reaches) * sizeof(uint32_t);
+    const size_t n = c->table.n_entries, size = n * 3 * sizeof(uint32_t);
     kvc__order order;
     kvc__table_head head;
     kvc__pipe p;
@@ -9659,8 +9692,8 @@ static kvc_result kvc__prefix_save(kvc_cache *c, kvc_write_fn write, void *user,
     order.entries = (uint32_t *)kvc__alloc(&c->desc.allocator, size, 64);
     if (order.entries == NULL)
         return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for the table's order");
-    order.record = order.entries + n;
-    order.shelved = order.record + n;
+    order.serials = order.entries + n;
+    order.record = order.serials + n;
     memset(&p, 0, sizeof p);
     p.write = write;
     p.user = user;
@@ -9669,17 +9702,13 @@ static kvc_result kvc__prefix_save(kvc_cache *c, kvc_write_fn write, void *user,
     head.version = KVC__TABLE_VERSION;
     kvc__cache_fingerprint(c, head.fingerprint);
     kvc__lock_enter(&c->lock);
-    kvc__order_take(c, &order);
+    kvc__order_entries(&c->table, &order);
     kvc__lock_leave(&c->lock);
     head.n_records = order.n;
     kvc__pipe_put(&p, &head, sizeof head);
     kvc__hash_pass(&p);
-    for (i = 0; i < order.n && !p.failed; i++)
-        kvc__record_save(&p, c, order.entries[i], order.record);
+    for (i = 0; i < order.n && !p.failed; i++) kvc__record_save(&p, c, &order, i);
     kvc__pipe_flush(&p);
-    kvc__lock_enter(&c->lock);
-    kvc__order_drop(c, &order);
-    kvc__lock_leave(&c->lock);
     kvc__free(&c->desc.allocator, order.entries, size);
     if (p.failed) return kvc__fail(err, KVC_ERROR_FILE, "write", "the host's function failed");
     return KVC_OK;
@@ -9796,7 +9825,7 @@ static uint32_t kvc__record_load(kvc__pipe *p, kvc_cache *c, const kvc__record *
 /* Whether a record can be what it says. */
 static int kvc__record_check(const kvc_cache *c, const kvc__record *r, uint32_t number)
 {
-    if (r->zero != 0) return 0;
+    if (r->is_gone != 0) return r->is_gone == 1 && r->n == 0 && r->reaches == 0;
     if (r->parent == KVC__NONE)
         return r->n <= KVC__MAX_SALT && r->priority <= (uint32_t)KVC_GEMM_CBLAS && r->reaches == 0;
     return r->parent < number && r->n > 0 && r->n <= c->desc.page_size && r->priority > 0 &&
@@ -9834,6 +9863,11 @@ static kvc_result kvc__prefix_load(kvc_cache *c, kvc_read_fn read, void *user, u
         uint32_t parent = KVC__NONE;
         kvc__pipe_get(&p, &r, sizeof r);
         if (!kvc__hash_pass(&p) || !kvc__record_check(c, &r, i)) break;
+        if (r.is_gone != 0) {
+            kvc__hash_pass(&p);
+            entries[i] = KVC__NONE;
+            continue;
+        }
         if (r.parent != KVC__NONE) parent = entries[r.parent];
         entries[i] = kvc__record_load(&p, c, &r, parent, store);
         *n_pages += r.parent != KVC__NONE && entries[i] != KVC__NONE;

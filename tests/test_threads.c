@@ -211,6 +211,35 @@ static void *player_run(void *arg) {
 
 static int seconds;
 
+/* What is saved while all of them play can be loaded while they do. */
+typedef struct saved {
+    unsigned char *bytes;
+    size_t size, cap;
+} saved;
+
+static int save_bytes(const void *data, size_t size, void *user) {
+    saved *f = (saved *)user;
+    if (f->size + size > f->cap) {
+        f->cap = 2 * (f->size + size);
+        f->bytes = (unsigned char *)gguf_must(realloc(f->bytes, f->cap));
+    }
+    memcpy(f->bytes + f->size, data, size);
+    f->size += size;
+    return 0;
+}
+
+static void save_and_load(kvc_cache *cache) {
+    saved f = {0};
+    uint32_t n = 0;
+    int i;
+    for (i = 0; i < 4; i++) {
+        f.size = 0;
+        OK(kvc_prefix_save(cache, save_bytes, &f, &last));
+        OK(kvc_prefix_load_memory(cache, f.bytes, f.size, &n, &last));
+    }
+    free(f.bytes);
+}
+
 static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
     static player players[N_PLAYERS];
     static kvc_token prompts[N_PROMPTS][PROMPT];
@@ -236,6 +265,8 @@ static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
     desc.n_back = 20;
     desc.n_pages = N_PROMPTS * (PROMPT / PAGE + 1) / 4;
     desc.n_prefix = desc.n_pages;
+    desc.allocator.alloc = plain_alloc;
+    desc.allocator.free = plain_free;
     desc.type_k = desc.type_v = kv;
     OK(kvc_cache_new(&cache, &desc, &last));
     for (i = 0; i < N_PLAYERS; i++) {
@@ -250,6 +281,7 @@ static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
     }
     for (i = 0; i < N_PLAYERS; i++)
         assert_int_equal(pthread_create(&players[i].thread, NULL, player_run, &players[i]), 0);
+    save_and_load(cache);
     for (i = 0; i < N_PLAYERS; i++) {
         pthread_join(players[i].thread, NULL);
         assert_int_equal(players[i].n_wrong, 0);
