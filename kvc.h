@@ -647,7 +647,8 @@ KVC_API kvc_result kvc_seq_open_shared(kvc_seq **out, kvc_cache *cache, const kv
 typedef enum kvc_miss {
     KVC_MISS_NONE = 0,          /* all but those that wanted logits were there */
     KVC_MISS_OFF = 1,           /* the sequence takes no part, or its policy forbids it */
-    KVC_MISS_ABSENT = 2,        /* they were not computed after the same tokens, under this salt */
+    KVC_MISS_ABSENT = 2,        /* they were not computed after the same tokens, under this salt,
+                                   or nothing is remembered of it */
     KVC_MISS_EVICTED = 3,       /* they were, but the memory was needed, or they have expired */
     KVC_MISS_WINDOW = 4,        /* they are there, but not all that layers with a window see */
     KVC_MISS_PAGES = 5          /* they are there, but too few pages are free to go on from them */

@@ -590,6 +590,7 @@ static void shelf_open(shelf_test *t, uint32_t n_pages) {
     desc.n_prefix = n_pages;
     desc.now = clock_of;
     desc.on_prefix = note;
+    desc.prefix_key = "a key of 16 byte";   /* which reasons are remembered depends on it */
     desc.user = t;
     OK(kvc_cache_new(&t->cache, &desc, &last));
     t->ctx = new_ctx(&t->rig, 16, 1, KVC_ISA_BEST);
