@@ -728,22 +728,6 @@ static void test_quota(void **state) {
 
 /* ---- files ---- */
 
-typedef struct file {
-    unsigned char *bytes;
-    size_t size, cap, at;
-} file;
-
-static int file_write(const void *data, size_t size, void *user) {
-    file *f = (file *)user;
-    if (f->size + size > f->cap) {
-        f->cap = 2 * (f->size + size);
-        f->bytes = (unsigned char *)gguf_must(realloc(f->bytes, f->cap));
-    }
-    memcpy(f->bytes + f->size, data, size);
-    f->size += size;
-    return 0;
-}
-
 static int file_refuse(const void *data, size_t size, void *user) {
     (void)data, (void)size, (void)user;
     return 1;
@@ -753,7 +737,7 @@ enum { N_SAVED = 6, SAVED = 90 };
 
 /* Texts with beginnings in common, computed and closed; then saved. */
 static void save_texts(const rig *r, const kind *k, kvc_ctx *ctx,
-    kvc_token text[N_SAVED][SAVED + 1], file *f) {
+    kvc_token text[N_SAVED][SAVED + 1], bytes_out *f) {
     kvc_cache *cache = table_cache(r, k, SAVED + 10, 60);
     uint32_t i;
     for (i = 0; i < N_SAVED; i++) {
@@ -780,7 +764,7 @@ static void test_files(void **state) {
         uint32_t n, k, round;
         kvc_cache *cache;
         kvc_ctx *ctx;
-        file f;
+        bytes_out f;
         rig r;
         rig_open(&r, &kinds[i].shape);
         ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
@@ -833,7 +817,7 @@ static void test_damaged_files(void **state) {
     unsigned char *bytes;
     kvc_cache *cache;
     kvc_ctx *ctx;
-    file f;
+    bytes_out f;
     rig r, other;
     (void)state;
     rig_open(&r, &kinds[0].shape);
@@ -897,7 +881,7 @@ static void test_saving_keeps_order(void **state) {
     (void)state;
     for (round = 0; round < 2; round++) {
         shelf_test t;
-        file f = {0};
+        bytes_out f = {0};
         shelf_open(&t, 20);
         for (i = 0; i < 3; i++) pass(&t, i, NULL, NULL);
         pass(&t, 0, NULL, NULL);

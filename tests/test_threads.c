@@ -212,29 +212,13 @@ static void *player_run(void *arg) {
 static int seconds;
 
 /* What is saved while all of them play can be loaded while they do. */
-typedef struct saved {
-    unsigned char *bytes;
-    size_t size, cap;
-} saved;
-
-static int save_bytes(const void *data, size_t size, void *user) {
-    saved *f = (saved *)user;
-    if (f->size + size > f->cap) {
-        f->cap = 2 * (f->size + size);
-        f->bytes = (unsigned char *)gguf_must(realloc(f->bytes, f->cap));
-    }
-    memcpy(f->bytes + f->size, data, size);
-    f->size += size;
-    return 0;
-}
-
 static void save_and_load(kvc_cache *cache) {
-    saved f = {0};
+    bytes_out f = {0};
     uint32_t n = 0;
     int i;
     for (i = 0; i < 4; i++) {
         f.size = 0;
-        OK(kvc_prefix_save(cache, save_bytes, &f, &last));
+        OK(kvc_prefix_save(cache, file_write, &f, &last));
         OK(kvc_prefix_load_memory(cache, f.bytes, f.size, &n, &last));
     }
     free(f.bytes);

@@ -203,6 +203,25 @@ static inline size_t isas_here(const rig *r, kvc_isa out[5], const char *names[5
     return n;
 }
 
+/* ---- files ---- */
+
+/* What was written through file_write, a kvc_write_fn; the caller frees the bytes. */
+typedef struct bytes_out {
+    unsigned char *bytes;
+    size_t size, cap;
+} bytes_out;
+
+static inline int file_write(const void *data, size_t size, void *user) {
+    bytes_out *f = (bytes_out *)user;
+    if (f->size + size > f->cap) {
+        f->cap = 2 * (f->size + size);
+        f->bytes = (unsigned char *)gguf_must(realloc(f->bytes, f->cap));
+    }
+    memcpy(f->bytes + f->size, data, size);
+    f->size += size;
+    return 0;
+}
+
 /* ---- tokens and bits ---- */
 
 static inline void random_tokens(kvc_token *out, size_t n, uint32_t n_vocab, uint64_t seed) {
