@@ -6075,7 +6075,9 @@ typedef struct kvc__entry {
     uint32_t kids;                      /* the tree of its children: see kvc__leaf_ref */
     uint32_t refs;                      /* children, and sequences whose last whole page it is */
     uint32_t n_pages;                   /* pages that it knows, over all reaches */
-    uint32_t root, priority, pins;
+    uint32_t root, priority;
+    uint32_t pins;                      /* holders of each of its pages beside sequences */
+    uint32_t guards;                    /* who reads its pages without holding them: they stay */
     uint32_t serial;                    /* another one for each use of this memory */
     uint64_t expires;                   /* 0: never */
     uint32_t bit, side[2];              /* an inner node of its siblings' tree, or KVC__NONE */
@@ -6333,6 +6335,12 @@ static void kvc__entry_set(kvc__table *t, uint32_t entry, const kvc_token *text,
     e->next = t->buckets[key[0] & t->mask];
     t->buckets[key[0] & t->mask] = entry;
     kvc__entry_tell(t, entry, 1);
+}
+
+/* Whether its pages must stay its own. */
+static int kvc__entry_fixed(const kvc__table *t, uint32_t entry)
+{
+    return t->entries[entry].pins != 0 || t->entries[entry].guards != 0;
 }
 
 /* Takes an entry from its place; it keeps its pages. */
@@ -7088,11 +7096,11 @@ static void kvc__page_evict(kvc__pool *pool, uint32_t page)
     pool->table->n_evicted++;
 }
 
-/* The first page of a list that nobody saves at the moment; KVC__NONE if there is none. */
+/* The first page of a list that nobody reads at the moment; KVC__NONE if there is none. */
 static uint32_t kvc__list_first(const kvc__pool *pool, const kvc__shelf *list, uint32_t which)
 {
     uint32_t page = list->n != 0 ? list->first : KVC__NONE;
-    while (page != KVC__NONE && pool->table->entries[kvc__page_entry(pool, page)].pins != 0)
+    while (page != KVC__NONE && pool->table->entries[kvc__page_entry(pool, page)].guards != 0)
         page = kvc__page_keep(pool, page)->after[which];
     return page;
 }
@@ -7757,7 +7765,7 @@ static void kvc__entry_forget(kvc_cache *c, uint32_t entry)
 static int kvc__entry_held(const kvc_cache *c, uint32_t entry)
 {
     uint32_t i, page;
-    if (c->table.entries[entry].pins != 0) return 1;
+    if (kvc__entry_fixed(&c->table, entry)) return 1;
     for (i = 0; i < c->table.n_reaches; i++) {
         page = *kvc__entry_page(&c->table, entry, i);
         if (page != KVC__NONE && *kvc__page_refs(&c->pools[i], page) != 0) return 1;
@@ -7796,7 +7804,7 @@ static void kvc__entry_merge(kvc_seq *s, uint32_t number, uint32_t entry)
         other = *kvc__entry_page(&c->table, entry, i);
         known = kvc__page_entry(&c->pools[i], page);
         if (other == page) continue;
-        if (known != KVC__NONE && t->entries[known].pins != 0) {
+        if (known != KVC__NONE && kvc__entry_fixed(t, known)) {
             if (other == KVC__NONE) continue;
             known = KVC__NONE;          /* it stays what it is, with that page */
         }
@@ -7881,7 +7889,7 @@ static void kvc__prefix_enter_end(kvc_seq *s)
         kvc__entry_use(s, near);
         if (own == KVC__NONE) return;
         kvc__entry_set(t, own, text, t->entries[own].n_tokens, NULL);
-        if (t->entries[own].pins == 0) kvc__entry_forget(c, own);
+        if (!kvc__entry_fixed(t, own)) kvc__entry_forget(c, own);
         return;
     }
     if (near != KVC__NONE && t->entries[near].n_tokens == run && !kvc__entry_held(c, near))
@@ -8939,7 +8947,7 @@ static uint32_t kvc__pool_sweep(kvc_cache *c, uint32_t reach, uint32_t root, uin
     for (page = 0; page < pool->n_pages; page++) {
         const uint32_t entry = kvc__page_entry(pool, page);
         const kvc__entry *e = &c->table.entries[entry];
-        if (entry == KVC__NONE || *kvc__page_refs(pool, page) != 0 || e->pins != 0) continue;
+        if (entry == KVC__NONE || *kvc__page_refs(pool, page) != 0 || e->guards != 0) continue;
         if (root != KVC__NONE ? e->root != root : e->expires == 0 || e->expires > now) continue;
         kvc__page_evict(pool, page);
         n++;
@@ -9623,7 +9631,7 @@ static uint32_t kvc__record_keep(kvc_cache *c, uint32_t entry, uint32_t *page)
         c->pools[i].n_promised++;
         reaches |= 1u << i;
     }
-    c->table.entries[entry].pins++;
+    c->table.entries[entry].guards++;
     return reaches;
 }
 
@@ -9632,7 +9640,7 @@ static void kvc__record_let_go(kvc_cache *c, uint32_t entry, uint32_t reaches)
     uint32_t i;
     kvc__lock_enter(&c->lock);
     for (i = 0; i < c->table.n_reaches; i++) c->pools[i].n_promised -= reaches >> i & 1u;
-    c->table.entries[entry].pins--;
+    c->table.entries[entry].guards--;
     kvc__lock_leave(&c->lock);
 }
 

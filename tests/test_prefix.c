@@ -895,6 +895,77 @@ static void test_saving_keeps_order(void **state) {
     assert_int_equal(hits[0], N_TEXT);
 }
 
+/* A step in the midst of saving: a sequence computes a text again whose pages of windows were
+   needed, each page when its entry is being written, so that the page comes back to it. */
+typedef struct busy_file {
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *seq;
+    const kvc_token *text;      /* [n_pages, PAGE] */
+    uint32_t page, n_pages, n_met;
+} busy_file;
+
+static void compute_page(busy_file *f) {
+    uint32_t i;
+    for (i = 0; i < PAGE; i++)
+        OK(kvc_decode(f->ctx, f->seq, f->text[f->page * PAGE + i], NULL, &last));
+    f->page++;
+}
+
+static int file_compute(const void *data, size_t size, void *user) {
+    busy_file *f = (busy_file *)user;
+    const kvc__table *t = &f->cache->table;
+    uint32_t next = kvc__kids_nearest(t, f->seq->tail, f->text + f->page * PAGE, PAGE);
+    (void)data, (void)size;
+    if (f->page == f->n_pages || t->entries[next].guards == 0) return 0;
+    f->n_met++;
+    compute_page(f);
+    return 0;
+}
+
+static void test_saving_beside_steps(void **state) {
+    enum { N = 8 * PAGE };
+    kvc_token text[3][N];
+    kvc_cache_info info;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *first, *seq;
+    busy_file f = {0};
+    uint32_t i;
+    rig r;
+    (void)state;
+    rig_open(&r, &kinds[5].shape);
+    cache = table_cache(&r, &kinds[5], N + 8, 18);
+    ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+    for (i = 0; i < 3; i++) random_tokens(text[i], N, N_VOCAB, 3 + i);
+    first = shared_seq(cache);
+    OK(kvc_prefill(ctx, first, text[0], N, NULL, &last));
+    for (i = 1; i < 3; i++) {
+        seq = shared_seq(cache);
+        OK(kvc_prefill(ctx, seq, text[i], N, NULL, &last));
+        kvc_seq_close(seq);
+    }
+    f.cache = cache;
+    f.ctx = ctx;
+    f.seq = shared_seq(cache);
+    f.text = text[0];
+    f.n_pages = N / PAGE;
+    while (f.page < f.n_pages) {
+        uint32_t page = f.page;
+        OK(kvc_prefix_save(cache, file_compute, &f, &last));
+        if (f.page == page) compute_page(&f);
+    }
+    assert_true(f.n_met > 2);
+    kvc_seq_close(f.seq);
+    kvc_seq_close(first);
+    check_table(cache);
+    kvc_cache_query(cache, &info);
+    assert_int_equal(info.pages_live, 0);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
 /* ---- what takes no part ---- */
 
 static void test_no_part(void **state) {
@@ -956,6 +1027,7 @@ int main(void) {
         cmocka_unit_test(test_files),
         cmocka_unit_test(test_damaged_files),
         cmocka_unit_test(test_saving_keeps_order),
+        cmocka_unit_test(test_saving_beside_steps),
         cmocka_unit_test(test_no_part)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
