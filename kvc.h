@@ -539,8 +539,9 @@ typedef struct kvc_cache_desc {
     uint64_t (*now)(void *user);        /* seconds, for ttl; never falls. NULL: libc's time */
     void *user;                 /* for both */
     const void *prefix_key;     /* 16 bytes that the table's hash is keyed with, the same in all
-                                   processes that are to know each other's pages; copied. NULL:
-                                   random */
+                                   processes that are to know each other's pages; copied.
+                                   kvc_cache_new then takes the time to read all weights, whose
+                                   hash the table's begins with. NULL: random */
     kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
                                    allocator */
     kvc_allocator allocator;    /* zeroed: the model's */
@@ -771,10 +772,11 @@ KVC_API kvc_result kvc_prefix_load_memory(kvc_cache *cache, const void *data, si
 /* Bytes that kvc_seq_save writes for the sequence as it is. */
 KVC_API uint64_t kvc_seq_save_size(const kvc_seq *seq, kvc_save what);
 
-/* Writes the sequence, its positions alone, in pieces of at most 4 KiB. The file knows the model
-   (a fingerprint of its shape and of samples of its weights), the K/V types and page_size, and ends
-   with a hash. Errors: ARGUMENT (tokens alone do not give a sequence again from which positions
-   were removed), FILE (`write` failed). Allocates nothing. */
+/* Writes the sequence, its positions alone, in pieces of at most 4 KiB. The file knows the model (a
+   hash of its shape and of all its weights, which the first saving or loading in a cache takes the
+   time to read), the K/V types and page_size, and ends with a hash. Errors: ARGUMENT (tokens alone
+   do not give a sequence again from which positions were removed), FILE (`write` failed). Allocates
+   nothing. */
 KVC_API kvc_result kvc_seq_save(const kvc_seq *seq, kvc_save what, kvc_write_fn write, void *user,
     kvc_error *err);
 
@@ -1605,6 +1607,25 @@ static uint64_t kvc__hash_bytes(const void *p, size_t n, uint64_t seed)
     for (; n >= 8; n -= 8, s += 8) h = kvc__mix64(h ^ kvc__rd64(s));
     for (i = 0; i < n; i++) tail |= (uint64_t)s[i] << (8 * i);
     return kvc__mix64(h ^ tail);
+}
+
+/* 128 bits for as many bytes as a model has, at the speed of memory: eight words side by side, none
+   of which waits for another. Every step is a bijection of its word. */
+static void kvc__hash_bulk(const void *p, size_t n, uint64_t h[2])
+{
+    const unsigned char *s = (const unsigned char *)p;
+    uint64_t lane[8], size = n;
+    uint32_t i;
+    for (i = 0; i < 8; i++) lane[i] = kvc__mix64(h[i % 2] + i);
+    for (; n >= 64; n -= 64, s += 64)
+        for (i = 0; i < 8; i++) {
+            lane[i] = (lane[i] ^ kvc__rd64(s + 8 * i)) * 0x9e3779b97f4a7c15u;
+            lane[i] ^= lane[i] >> 32;
+        }
+    for (i = 0; i < 2; i++) {
+        h[i] = kvc__hash_bytes(lane, sizeof lane, h[i] ^ size);
+        h[i] = kvc__hash_bytes(s, n, h[i]);
+    }
 }
 
 static uint32_t kvc__div_up(uint32_t a, uint32_t b)
@@ -5386,7 +5407,8 @@ struct kvc_model {
     size_t block_size;
     void *packed;                   /* all packed weights */
     size_t packed_size;
-    uint64_t fingerprint[2];        /* of shape, rotation and samples of the weights */
+    uint64_t fingerprint[2];        /* of shape, rotation and samples of the weights; see also
+                                       kvc__model_identity */
     int has_quantized, has_floats;  /* among the matrices */
     size_t in_place_group;          /* bytes of the largest group of rows read in place, or 0 */
 };
@@ -5820,8 +5842,8 @@ static kvc_result kvc__check_unused(const kvc_model *m, const kvc_model_desc *de
     return KVC_OK;
 }
 
-/* Tells models apart, also those of one shape: everything that K and V of a token depend on, the
-   weights by the first bytes of each tensor. */
+/* Everything that K and V of a token depend on, but of the weights only the first bytes of each
+   tensor: enough within one process. */
 static void kvc__model_fingerprint(kvc_model *m)
 {
     const uint32_t shape[] = {m->n_layers, m->n_embd, m->n_heads, m->n_kv_heads, m->head_dim,
@@ -5841,6 +5863,15 @@ static void kvc__model_fingerprint(kvc_model *m)
         }
         m->fingerprint[i] = h;
     }
+}
+
+/* Tells all models apart. It reads every weight. */
+static void kvc__model_identity(const kvc_model *m, uint64_t out[2])
+{
+    size_t i;
+    memcpy(out, m->fingerprint, sizeof m->fingerprint);
+    for (i = 0; i < m->gguf.n_tensors; i++)
+        kvc__hash_bulk(m->gguf.tensors[i].data, (size_t)m->gguf.tensors[i].size, out);
 }
 
 static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
@@ -6385,7 +6416,7 @@ static size_t kvc__root_field(unsigned char *to, char tag, const void *data, uin
     return 1 + sizeof size + size;
 }
 
-/* The key of a root; `store` is the fingerprint of model, K/V types and page size. */
+/* The key of a root; `store`: model, K/V types and page size. */
 static void kvc__root_key(const kvc__table *t, const kvc__salt *salt, const uint64_t store[2],
     uint64_t out[2])
 {
@@ -6575,6 +6606,9 @@ struct kvc_cache {
     kvc__pool pools[KVC_MAX_REACHES];   /* one for each reach of the model */
     kvc__layer_kv *layers;              /* [n_layers] */
     kvc__table table;                   /* n_entries 0: none */
+    uint64_t store[2];                  /* what roots are made of: see kvc__cache_store */
+    uint64_t identity[2];               /* of the model, if has_identity */
+    int has_identity;
     uint32_t token_reach;               /* the reach whose pages also hold the tokens: one that sees
                                            all, if there is one */
     kvc__lock lock;
@@ -6954,6 +6988,40 @@ static kvc_result kvc__cache_measure(kvc_cache_desc *d, kvc__pool *pools, size_t
     return KVC_OK;
 }
 
+/* What K and V depend on, `model`, and how they are stored. */
+static void kvc__cache_store(const kvc_cache *c, const uint64_t model[2], uint64_t out[2])
+{
+    uint32_t i;
+    for (i = 0; i < 2; i++) out[i] = model[i];
+    for (i = 0; i < c->desc.model->n_layers; i++) {
+        uint64_t types = (uint64_t)c->layers[i].type_k << 32 | (uint64_t)c->layers[i].type_v;
+        out[0] = kvc__mix64(out[0] ^ types);
+        out[1] = kvc__mix64(out[1] + types);
+    }
+    out[0] = kvc__mix64(out[0] ^ c->desc.page_size);
+    out[1] = kvc__mix64(out[1] + c->desc.page_size);
+}
+
+/* The same for what other processes are to read. The first call takes the time to read all weights;
+   the lock is not held for it. */
+static void kvc__cache_fingerprint(kvc_cache *c, uint64_t out[2])
+{
+    uint64_t identity[2] = {0, 0};
+    int has_identity;
+    kvc__lock_enter(&c->lock);
+    has_identity = c->has_identity;
+    if (has_identity) memcpy(identity, c->identity, sizeof identity);
+    kvc__lock_leave(&c->lock);
+    if (!has_identity) {
+        kvc__model_identity(c->desc.model, identity);
+        kvc__lock_enter(&c->lock);
+        memcpy(c->identity, identity, sizeof identity);
+        c->has_identity = 1;
+        kvc__lock_leave(&c->lock);
+    }
+    kvc__cache_store(c, identity, out);
+}
+
 static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kvc_error *err)
 {
     kvc_cache_desc d = *desc;
@@ -6977,7 +7045,11 @@ static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kv
     (*out)->desc.prefix_key = NULL;
     (*out)->table.event = d.on_prefix;
     (*out)->table.user = d.user;
-    if (kvc__lock_init(&(*out)->lock)) return KVC_OK;
+    if (kvc__lock_init(&(*out)->lock)) {
+        if (d.prefix_key != NULL) kvc__cache_fingerprint(*out, (*out)->store);
+        else kvc__cache_store(*out, d.model->fingerprint, (*out)->store);
+        return KVC_OK;
+    }
     if (owned) kvc__free(&d.allocator, block, size);
     *out = NULL;
     return kvc__fail(err, KVC_ERROR_THREAD, "lock", "the lock could not be made");
@@ -8807,21 +8879,6 @@ static void kvc__seq_close(kvc_seq *s)
     kvc__lock_leave(&s->cache->lock);
 }
 
-/* What K and V depend on, and how they are stored. */
-static void kvc__cache_fingerprint(const kvc_cache *c, uint64_t out[2])
-{
-    const kvc_model *m = c->desc.model;
-    uint32_t i;
-    for (i = 0; i < 2; i++) out[i] = m->fingerprint[i];
-    for (i = 0; i < m->n_layers; i++) {
-        uint64_t types = (uint64_t)c->layers[i].type_k << 32 | (uint64_t)c->layers[i].type_v;
-        out[0] = kvc__mix64(out[0] ^ types);
-        out[1] = kvc__mix64(out[1] + types);
-    }
-    out[0] = kvc__mix64(out[0] ^ c->desc.page_size);
-    out[1] = kvc__mix64(out[1] + c->desc.page_size);
-}
-
 static kvc_result kvc__share_check(const kvc_cache *c, kvc_share *share, kvc_error *err)
 {
     if (share->start_canary != 0 || share->end_canary != 0)
@@ -8843,16 +8900,14 @@ static kvc_result kvc__seq_open_shared(kvc_seq **out, kvc_cache *c, const kvc_sh
     kvc_error *err)
 {
     kvc_share share;
-    uint64_t store[2];
     uint32_t salt;
     kvc_result r;
     memset(&share, 0, sizeof share);
     if (desc != NULL) share = *desc;
     if ((r = kvc__share_check(c, &share, err)) != KVC_OK) return r;
     if ((r = kvc__seq_open(out, c, NULL, err)) != KVC_OK) return r;
-    kvc__cache_fingerprint(c, store);
     kvc__lock_enter(&c->lock);
-    salt = kvc__salt_open(&c->table, &share, store);
+    salt = kvc__salt_open(&c->table, &share, c->store);
     if (salt != KVC__NONE) {
         kvc__prefix_join(*out, salt, share.priority, share.ttl);
         kvc__prefix_move(*out, salt, 0);
@@ -9096,7 +9151,7 @@ static kvc_result kvc__seq_set_policy(kvc_seq *s, kvc_policy policy, uint32_t n_
    and the value of every position held. It ends with a hash of all bytes before. Numbers are
    little-endian. */
 #define KVC__SAVE_MAGIC 0x1a0a0d716573766bu     /* "kvseq", then what a text transfer would break */
-#define KVC__SAVE_VERSION 2u
+#define KVC__SAVE_VERSION 3u
 
 typedef struct kvc__save_head {
     uint64_t magic;
@@ -9324,7 +9379,7 @@ static kvc_result kvc__seq_save(const kvc_seq *s, kvc_save what, kvc_write_fn wr
 }
 
 /* The head must fit the cache, else err says why. */
-static kvc_result kvc__load_head(kvc__pipe *p, const kvc_cache *c, kvc__save_head *h,
+static kvc_result kvc__load_head(kvc__pipe *p, kvc_cache *c, kvc__save_head *h,
     kvc_error *err)
 {
     uint64_t fingerprint[2];
@@ -9528,7 +9583,7 @@ static kvc_result kvc__seq_load(kvc_seq **out, kvc_cache *c, kvc_ctx *ctx, kvc_r
    that, then its bytes with theirs. The bytes of a root are its salt, those of a page its tokens,
    then for each reach whose page is there the rows of its layers. */
 #define KVC__TABLE_MAGIC 0x1a0a0d666572766bu    /* "kvref", then what a text transfer would break */
-#define KVC__TABLE_VERSION 1u
+#define KVC__TABLE_VERSION 2u
 
 typedef struct kvc__table_head {
     uint64_t magic;
@@ -9741,8 +9796,7 @@ static uint32_t kvc__page_spare(kvc_cache *c, uint32_t reach)
 }
 
 /* A salt of a file. Returns its root, KVC__NONE if there is no room for it. */
-static uint32_t kvc__record_root(kvc_cache *c, const kvc__record *r, const unsigned char *salt,
-    const uint64_t store[2])
+static uint32_t kvc__record_root(kvc_cache *c, const kvc__record *r, const unsigned char *salt)
 {
     kvc_share share;
     uint32_t root, quota = 0;
@@ -9752,7 +9806,7 @@ static uint32_t kvc__record_root(kvc_cache *c, const kvc__record *r, const unsig
     share.gemm = (kvc_gemm)r->priority;
     root = kvc__salt_find(&c->table, &share);
     if (root != KVC__NONE) quota = c->table.salts[root].quota;
-    root = kvc__salt_open(&c->table, &share, store);
+    root = kvc__salt_open(&c->table, &share, c->store);
     if (root == KVC__NONE) return root;
     c->table.salts[root].n_seqs--;
     c->table.salts[root].quota = quota;
@@ -9792,8 +9846,7 @@ static uint32_t kvc__record_enter(kvc_cache *c, const kvc__record *r, uint32_t p
 
 /* Reads one record. Returns its entry, which it keeps from being dropped; KVC__NONE if it was left
    out. */
-static uint32_t kvc__record_load(kvc__pipe *p, kvc_cache *c, const kvc__record *r, uint32_t parent,
-    const uint64_t store[2])
+static uint32_t kvc__record_load(kvc__pipe *p, kvc_cache *c, const kvc__record *r, uint32_t parent)
 {
     unsigned char salt[KVC__MAX_SALT];
     kvc_token text[KVC__SPAN];
@@ -9803,7 +9856,7 @@ static uint32_t kvc__record_load(kvc__pipe *p, kvc_cache *c, const kvc__record *
         kvc__pipe_get(p, salt, sizeof salt);
         if (!kvc__hash_pass(p)) return KVC__NONE;
         kvc__lock_enter(&c->lock);
-        entry = kvc__record_root(c, r, salt, store);
+        entry = kvc__record_root(c, r, salt);
         if (entry != KVC__NONE) c->table.entries[entry].refs++;
         kvc__lock_leave(&c->lock);
         return entry;
@@ -9878,7 +9931,7 @@ static kvc_result kvc__prefix_load(kvc_cache *c, kvc_read_fn read, void *user, u
             continue;
         }
         if (r.parent != KVC__NONE) parent = entries[r.parent];
-        entries[i] = kvc__record_load(&p, c, &r, parent, store);
+        entries[i] = kvc__record_load(&p, c, &r, parent);
         *n_pages += r.parent != KVC__NONE && entries[i] != KVC__NONE;
     }
     kvc__lock_enter(&c->lock);

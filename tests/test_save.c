@@ -243,6 +243,34 @@ static void test_foreign(void **state) {
     desk_close(&d);
 }
 
+/* The model is another one if any bit of any weight is. */
+static void test_one_weight(void **state) {
+    uint64_t random = 1;
+    size_t i, round;
+    desk d;
+    (void)state;
+    desk_open(&d, &kinds[0].shape, KVC_KV_F32);
+    desk_save(&d, KVC_SAVE_ALL);
+    for (round = 0; round < 8; round++)
+        for (i = 0; i < d.rig.model->gguf.n_tensors; i++) {
+            const kvc__tensor *t = &d.rig.model->gguf.tensors[i];
+            size_t at = (size_t)(model_random(&random) % t->size);
+            unsigned char *byte = (unsigned char *)d.rig.image +
+                ((const unsigned char *)t->data - (const unsigned char *)d.rig.image) + at;
+            const unsigned char bit = (unsigned char)(1u << model_random(&random) % 8);
+            kvc_cache *cache = desk_cache(&d, KVC_KV_F32, PAGE, 400);
+            kvc_seq *seq;
+            *byte ^= bit;
+            refused(&d, cache, KVC_ERROR_UNSUPPORTED, "fingerprint");
+            *byte ^= bit;
+            kvc_cache_free(cache);
+            cache = desk_cache(&d, KVC_KV_F32, PAGE, 400);
+            OK(kvc_seq_load_memory(&seq, cache, d.ctx, d.file, d.size, &last));
+            kvc_cache_free(cache);
+        }
+    desk_close(&d);
+}
+
 static void test_no_room(void **state) {
     kvc_cache_desc desc = {0};
     kvc_cache *cache;
@@ -427,6 +455,7 @@ int main(void) {
         cmocka_unit_test(test_with_cuts),
         cmocka_unit_test(test_with_policy),
         cmocka_unit_test(test_foreign),
+        cmocka_unit_test(test_one_weight),
         cmocka_unit_test(test_no_room),
         cmocka_unit_test(test_arguments),
         cmocka_unit_test(test_cut_short),
