@@ -6160,28 +6160,46 @@ static void kvc__sip_rounds(uint64_t v[4], int n)
     }
 }
 
-static void kvc__sip_word(uint64_t v[4], uint64_t word)
+/* SipHash-2-4 with 128 bits (Aumasson and Bernstein 2012) of what is added, in whole words but for
+   the end. */
+typedef struct kvc__sip {
+    uint64_t v[4];
+    size_t size;
+} kvc__sip;
+
+static void kvc__sip_start(kvc__sip *h, const uint64_t key[2])
 {
-    v[3] ^= word;
-    kvc__sip_rounds(v, 2);
-    v[0] ^= word;
+    h->v[0] = key[0] ^ 0x736f6d6570736575u;
+    h->v[1] = key[1] ^ 0x646f72616e646f6du ^ 0xee;
+    h->v[2] = key[0] ^ 0x6c7967656e657261u;
+    h->v[3] = key[1] ^ 0x7465646279746573u;
+    h->size = 0;
 }
 
-/* SipHash-2-4 with 128 bits (Aumasson and Bernstein 2012) of n_head words and then size bytes. */
-static void kvc__sip128(const uint64_t key[2], const uint64_t *head, size_t n_head,
-    const void *data, size_t size, uint64_t out[2])
+static void kvc__sip_word(kvc__sip *h, uint64_t word)
+{
+    h->v[3] ^= word;
+    kvc__sip_rounds(h->v, 2);
+    h->v[0] ^= word;
+}
+
+/* size: a multiple of 8 */
+static void kvc__sip_add(kvc__sip *h, const void *data, size_t size)
 {
     const unsigned char *p = (const unsigned char *)data;
-    uint64_t v[4], last = (uint64_t)(8 * n_head + size) << 56;
-    size_t i;
-    v[0] = key[0] ^ 0x736f6d6570736575u;
-    v[1] = key[1] ^ 0x646f72616e646f6du ^ 0xee;
-    v[2] = key[0] ^ 0x6c7967656e657261u;
-    v[3] = key[1] ^ 0x7465646279746573u;
-    for (i = 0; i < n_head; i++) kvc__sip_word(v, head[i]);
-    for (; size >= 8; size -= 8, p += 8) kvc__sip_word(v, kvc__rd64(p));
-    for (i = 0; i < size; i++) last |= (uint64_t)p[i] << (8 * i);
-    kvc__sip_word(v, last);
+    h->size += size;
+    for (; size >= 8; size -= 8, p += 8) kvc__sip_word(h, kvc__rd64(p));
+}
+
+static void kvc__sip_end(kvc__sip *h, const void *data, size_t size, uint64_t out[2])
+{
+    const unsigned char *p = (const unsigned char *)data;
+    uint64_t *v = h->v, last;
+    size_t i, n = size & ~(size_t)7;
+    kvc__sip_add(h, data, n);
+    last = (uint64_t)(h->size + size - n) << 56;
+    for (i = n; i < size; i++) last |= (uint64_t)p[i] << (8 * (i - n));
+    kvc__sip_word(h, last);
     v[2] ^= 0xee;
     kvc__sip_rounds(v, 4);
     out[0] = v[0] ^ v[1] ^ v[2] ^ v[3];
@@ -6195,7 +6213,10 @@ static void kvc__sip128(const uint64_t key[2], const uint64_t *head, size_t n_he
 static void kvc__page_key(const kvc__table *t, const uint64_t parent[2], const kvc_token *text,
     uint64_t out[2])
 {
-    kvc__sip128(t->key, parent, 2, text, t->page_size * sizeof *text, out);
+    kvc__sip h;
+    kvc__sip_start(&h, t->key);
+    kvc__sip_add(&h, parent, 2 * sizeof *parent);
+    kvc__sip_end(&h, text, t->page_size * sizeof *text, out);
 #ifdef KVC__SHORT_KEYS
     out[0] &= 0xff;
     out[1] = 0;
@@ -6416,17 +6437,27 @@ static size_t kvc__root_field(unsigned char *to, char tag, const void *data, uin
     return 1 + sizeof size + size;
 }
 
-/* The key of a root; `store`: model, K/V types and page size. */
-static void kvc__root_key(const kvc__table *t, const kvc__salt *salt, const uint64_t store[2],
-    uint64_t out[2])
+#define KVC__MAX_ROOT (KVC__MAX_SALT + 64u)
+
+/* What sets a root apart; `store`: model, K/V types and page size. Returns the bytes. */
+static uint32_t kvc__root_message(const kvc__salt *salt, const uint64_t store[2],
+    unsigned char message[KVC__MAX_ROOT])
 {
-    unsigned char message[KVC__MAX_SALT + 64];
     uint32_t adapter = 0;
     size_t n = kvc__root_field(message, 'm', store, 16);
     n += kvc__root_field(message + n, 'g', &salt->gemm, sizeof salt->gemm);
     n += kvc__root_field(message + n, 'a', &adapter, sizeof adapter);
     n += kvc__root_field(message + n, 's', salt->bytes, salt->size);
-    kvc__sip128(t->key, NULL, 0, message, n, out);
+    return (uint32_t)n;
+}
+
+static void kvc__root_key(const kvc__table *t, const kvc__salt *salt, const uint64_t store[2],
+    uint64_t out[2])
+{
+    unsigned char message[KVC__MAX_ROOT];
+    kvc__sip h;
+    kvc__sip_start(&h, t->key);
+    kvc__sip_end(&h, message, kvc__root_message(salt, store, message), out);
 }
 
 static uint32_t kvc__salt_find(const kvc__table *t, const kvc_share *share)
