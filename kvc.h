@@ -111,6 +111,10 @@
    of a conversation computes what is new. A prefill needs no call of its own for that; the bits are
    those of a cold run, and kvc_seq_query tells how much was there and why the rest was not. Salts
    keep tenants apart, who can then not even measure what others have computed.
+   kvc_prefix_save and kvc_prefix_load carry the table to another process, and a tier (kvc_tier) of
+   the host's takes the pages whose memory is needed and gives them back: a disk, say, or a server
+   that several processes share. Nothing that comes from there is trusted: its tokens are compared,
+   its bytes authenticated; what does not come in time is computed.
 
    Layers that see only a window of positions (sliding-window attention) need K and V of that window
    alone: they have a pool of pages of their own, and give back what fell out. A sequence of such a
@@ -502,6 +506,42 @@ typedef struct kvc_prefix_event {
     const kvc_token *tokens;    /* [page_size], valid during the call */
 } kvc_prefix_event;
 
+#define KVC_TIER_KEY 20u            /* bytes */
+
+/* The bytes of a page on their way to the host or from it. */
+typedef struct kvc_parcel {
+    void *data;                 /* the host's memory, of any alignment */
+    size_t size;                /* bytes */
+    void *host;                 /* the host's own, such as what it frees afterwards */
+} kvc_parcel;
+
+/* A second place for pages of the prefix table, behind the memory of the cache: a disk, another
+   process, a server. A whole page goes there before it is overwritten, and a prefill of a sequence
+   that takes part asks there for what the table lacks. The bytes hold the salt and all tokens up to
+   the end of the page as they are. They come back only if model, K/V types, page_size and salt are
+   the same, all tokens are equal and a SipHash of all bytes, keyed with prefix_key, is right; else
+   the page is missing.
+   What has come from there or was put there is not put again; pages with a time to live, and those
+   that are swept or go for lack of n_prefix while running steps need all pages, are never put.
+   The functions are called by threads that are in a call of this library, several at once, without
+   a lock; they must not call this library. A slow one makes that one call slow. key: KVC_TIER_KEY
+   bytes, another one for each page and reach, valid during the call. All NULL: no tier. */
+typedef struct kvc_tier {
+    /* 1: parcel->data is memory for parcel->size bytes, which the page is written to. After
+       put_done it is the host's again, who may send it on in its own time. 1 with NULL: the page is
+       there already. 0: it is not wanted. put NULL: pages only come back. */
+    int (*put)(const unsigned char *key, kvc_parcel *parcel, void *user);
+    void (*put_done)(const unsigned char *key, kvc_parcel *parcel, void *user);
+    /* 1: *parcel has the page, until get_done. 0: it is not there, or not yet: the page is then
+       computed, and need not be waited for. get NULL: pages only go out. */
+    int (*get)(const unsigned char *key, kvc_parcel *parcel, void *user);
+    void (*get_done)(const unsigned char *key, kvc_parcel *parcel, void *user);
+    /* keys: [n, KVC_TIER_KEY] of pages that get may be asked for next, in this order, to be read
+       together or in the background. NULL: not called. */
+    void (*ahead)(const unsigned char *keys, uint32_t n, void *user);
+    void *user;
+} kvc_tier;
+
 typedef struct kvc_cache_desc {
     uint32_t start_canary;      /* 0 */
     const kvc_model *model;     /* must outlive the cache */
@@ -528,7 +568,7 @@ typedef struct kvc_cache_desc {
     kvc_kv_type edge_k, edge_v; /* 0: KVC_KV_F32 */
     uint32_t n_prefix;          /* pages whose text the prefix table knows at most, see
                                    kvc_seq_open_shared; n_pages is what it can use, or more where
-                                   all layers see a window only. A page takes 4 * page_size + 120
+                                   all layers see a window only. A page takes 4 * page_size + 132
                                    bytes more. With a table, layers that see a window have n_pages
                                    pages, too, if it is not 0: more places to go on from. 0: no
                                    table */
@@ -542,6 +582,8 @@ typedef struct kvc_cache_desc {
                                    processes that are to know each other's pages; copied.
                                    kvc_cache_new then takes the time to read all weights, whose
                                    hash the table's begins with. NULL: random */
+    kvc_tier tier;              /* where pages go whose memory is needed; zeroed: nowhere. With
+                                   n_prefix only. */
     kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
                                    allocator */
     kvc_allocator allocator;    /* zeroed: the model's */
@@ -587,6 +629,9 @@ typedef struct kvc_cache_info {
     uint64_t prefix_hit;        /* tokens of requests that were there */
     uint64_t prefix_computed;   /* tokens of requests that sequences which use it had to compute */
     uint64_t prefix_evicted;    /* pages */
+    uint64_t tier_put;          /* pages that the tier took, */
+    uint64_t tier_got;          /* that came back from it, */
+    uint64_t tier_refused;      /* and that were something else than what was asked for */
     uint32_t n_reaches;
     kvc_reach_info reaches[KVC_MAX_REACHES];
 } kvc_cache_info;
@@ -672,6 +717,18 @@ KVC_API void kvc_prefix_unpin(kvc_pin *pin);
    NULL for the former, else all of its salt (and gemm). Returns how many. Takes time for each page
    that the table knows. */
 KVC_API uint32_t kvc_prefix_sweep(kvc_cache *cache, const kvc_share *share);
+
+/* Puts pages into the tier that it does not have yet, n_most at most, 0: all; so others find them
+   at once, and no step has to do it later. Returns how many it took. Any thread. It stops early
+   while running steps may need all pages. */
+KVC_API uint32_t kvc_prefix_flush(kvc_cache *cache, uint32_t n_most);
+
+/* Asks the tier for pages as a prefill of these n tokens does that is to follow, but computes
+   nothing. *n_there: how many of the tokens a prefill could take over now. If the tier answers
+   later, call it again until that is enough or time is up. Without a tier it only looks. Errors:
+   ARGUMENT. */
+KVC_API kvc_result kvc_prefix_fetch(kvc_seq *seq, const kvc_token *tokens, size_t n,
+    size_t *n_there, kvc_error *err);
 
 /* Gives its pages back; NULL is allowed. */
 KVC_API void kvc_seq_close(kvc_seq *seq);
@@ -6109,6 +6166,7 @@ typedef struct kvc__entry {
     uint32_t root, priority;
     uint32_t pins;                      /* holders of each of its pages beside sequences */
     uint32_t guards;                    /* who reads its pages without holding them: they stay */
+    uint32_t out;                       /* a bit for each page that the tier has, too */
     uint32_t serial;                    /* another one for each use of this memory */
     uint64_t expires;                   /* 0: never */
     uint32_t bit, side[2];              /* an inner node of its siblings' tree, or KVC__NONE */
@@ -6139,7 +6197,9 @@ typedef struct kvc__table {
     void (*event)(const kvc_prefix_event *event, void *user);
     void *user;
     int can_expire;                     /* a page was given a time to live */
+    int can_put;                        /* there is a tier that takes pages */
     uint64_t n_hit, n_computed, n_evicted;  /* tokens; pages */
+    uint64_t n_put, n_got, n_refused;   /* pages, of the tier */
 } kvc__table;
 
 /* ---- keys ---- */
@@ -6563,6 +6623,9 @@ typedef struct kvc__bush {
 typedef struct kvc__keep {
     uint32_t entry;                     /* KVC__NONE: it is not in it */
     uint32_t before[2], after[2];       /* older and younger: on its shelf, and of its salt */
+    uint32_t parting;                   /* the entry whose page this was, which the rows still are,
+                                           and which the tier is to have before they are written
+                                           over; KVC__NONE */
 } kvc__keep;
 
 /* Pages that no sequence holds, only the table: the one that was let go first, and the last. */
@@ -6587,6 +6650,7 @@ typedef struct kvc__pool {
     kvc__shelf shelves[KVC__N_SHELVES];
     kvc__shelf *of_salt;                /* [n_salts] the same pages */
     uint64_t filled[2];                 /* a bit for each shelf that is not empty */
+    uint32_t flushed;                   /* where kvc_prefix_flush goes on */
     size_t page;                        /* bytes */
     uint32_t n_slabs;
     kvc__slab slabs[KVC__MAX_SLABS];
@@ -6727,6 +6791,12 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_prefix", "more than 2^30");
     if (d->n_salts > (1u << 24))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_salts", "more than 2^24");
+    if ((d->tier.put == NULL) != (d->tier.put_done == NULL) ||
+        (d->tier.get == NULL) != (d->tier.get_done == NULL))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "tier",
+            "put and put_done, get and get_done belong together");
+    if (d->n_prefix == 0 && (d->tier.put != NULL || d->tier.get != NULL))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "tier", "there is no prefix table (n_prefix)");
     if (!kvc__allocator_resolve(&d->allocator, &d->allocator, &d->model->allocator))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
     return KVC_OK;
@@ -7076,6 +7146,7 @@ static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kv
     (*out)->desc.prefix_key = NULL;
     (*out)->table.event = d.on_prefix;
     (*out)->table.user = d.user;
+    (*out)->table.can_put = d.tier.put != NULL;
     if (kvc__lock_init(&(*out)->lock)) {
         if (d.prefix_key != NULL) kvc__cache_fingerprint(*out, (*out)->store);
         else kvc__cache_store(*out, d.model->fingerprint, (*out)->store);
@@ -7172,6 +7243,7 @@ static void kvc__page_attach(kvc__pool *pool, uint32_t page, uint32_t entry)
 {
     kvc__page_keep(pool, page)->entry = entry;
     *kvc__entry_page(pool->table, entry, pool->reach) = page;
+    pool->table->entries[entry].out &= ~((uint32_t)1 << pool->reach);
     pool->table->entries[entry].n_pages++;
     *kvc__page_refs(pool, page) += pool->table->entries[entry].pins;
 }
@@ -7190,13 +7262,36 @@ static void kvc__page_detach(kvc__pool *pool, uint32_t page)
     pool->table->entries[entry].n_pages--;
 }
 
-/* Frees a page that is on a shelf. */
-static void kvc__page_evict(kvc__pool *pool, uint32_t page)
+/* Whether the tier is to have a page of an entry before it is lost. */
+static int kvc__page_due(const kvc__pool *pool, uint32_t entry)
+{
+    const kvc__table *t = pool->table;
+    const kvc__entry *e = &t->entries[entry];
+    return t->can_put && e->n_tokens == t->page_size && e->expires == 0 &&
+        (e->out >> pool->reach & 1u) == 0;
+}
+
+/* Frees a page that is on a shelf. parting: whoever takes it puts it out first, if it is due. */
+static void kvc__page_evict(kvc__pool *pool, uint32_t page, int parting)
 {
     const uint32_t entry = kvc__page_entry(pool, page);
+    if (parting && kvc__page_due(pool, entry)) {
+        kvc__page_keep(pool, page)->parting = entry;
+        pool->table->entries[entry].refs++;
+    }
     kvc__page_detach(pool, page);
     kvc__entry_drop(pool->table, entry);
     pool->table->n_evicted++;
+}
+
+/* The page is no longer what it was. */
+static void kvc__page_parted(kvc__pool *pool, uint32_t page)
+{
+    kvc__keep *keep = kvc__page_keep(pool, page);
+    const uint32_t entry = keep->parting;
+    keep->parting = KVC__NONE;
+    pool->table->entries[entry].refs--;
+    kvc__entry_drop(pool->table, entry);
 }
 
 /* The first page of a list that nobody reads at the moment; KVC__NONE if there is none. */
@@ -7208,20 +7303,25 @@ static uint32_t kvc__list_first(const kvc__pool *pool, const kvc__shelf *list, u
     return page;
 }
 
-/* Frees the page that was let go first, of the lowest priority that there is. Sequences let their
-   last pages go first, and what was read again was let go again; so a page's children are freed
-   before it. 0: there is no such page. */
-static int kvc__pool_evict(kvc__pool *pool)
+/* The page to be freed next: that which was let go first, of the lowest priority that there is.
+   Sequences let their last pages go first, and what was read again was let go again; so a page's
+   children are freed before it. KVC__NONE: there is no such page. */
+static uint32_t kvc__pool_next(const kvc__pool *pool)
 {
-    uint32_t priority, page;
+    uint32_t priority, page = KVC__NONE;
     for (priority = 0; priority < KVC__N_SHELVES && pool->n_cached != 0; priority++) {
         if ((pool->filled[priority / 64] >> (priority % 64) & 1u) == 0) continue;
         page = kvc__list_first(pool, &pool->shelves[priority], 0);
-        if (page == KVC__NONE) continue;
-        kvc__page_evict(pool, page);
-        return 1;
+        if (page != KVC__NONE) break;
     }
-    return 0;
+    return page;
+}
+
+static int kvc__pool_evict(kvc__pool *pool, int parting)
+{
+    const uint32_t page = kvc__pool_next(pool);
+    if (page != KVC__NONE) kvc__page_evict(pool, page, parting);
+    return page != KVC__NONE;
 }
 
 /* ---- counts of pages; the lock is held ---- */
@@ -7242,17 +7342,44 @@ static void kvc__pool_peak(kvc__pool *pool)
     if (kvc__pool_live(pool) > pool->peak) pool->peak = kvc__pool_live(pool);
 }
 
-/* A page that the ring was promised. */
+/* A page that the ring was promised. Before it is written to, kvc__page_leave. */
 static uint32_t kvc__page_take(kvc__pool *pool, kvc__ring *ring)
 {
     uint32_t page;
-    if (pool->n_free == 0) kvc__pool_evict(pool);
+    if (pool->n_free == 0) kvc__pool_evict(pool, 1);
     page = pool->free_pages[--pool->n_free];
     ring->promised--;
     pool->n_promised--;
     *kvc__page_refs(pool, page) = 1;
     kvc__pool_peak(pool);
     return page;
+}
+
+/* A page for who has no ring; KVC__NONE if all are promised. */
+static uint32_t kvc__page_get(kvc__pool *pool)
+{
+    kvc__ring ring;
+    if (kvc__pool_left(pool) == 0) return KVC__NONE;
+    memset(&ring, 0, sizeof ring);
+    pool->n_promised++;
+    ring.promised = 1;
+    return kvc__page_take(pool, &ring);
+}
+
+/* The page of an entry stays while the lock is not held: it is promised, in case that it is on a
+   shelf or comes there. 0: that cannot be. */
+static int kvc__page_guard(kvc__pool *pool, uint32_t entry)
+{
+    if (kvc__pool_left(pool) == 0) return 0;
+    pool->n_promised++;
+    pool->table->entries[entry].guards++;
+    return 1;
+}
+
+static void kvc__page_unguard(kvc__pool *pool, uint32_t entry)
+{
+    pool->n_promised--;
+    pool->table->entries[entry].guards--;
 }
 
 /* Whether one can hold a page: others may have been promised those on shelves. */
@@ -7279,7 +7406,7 @@ static void kvc__page_shelve(kvc__pool *pool, uint32_t page, uint32_t entry)
     while (quota != 0 && pool->of_salt[root].n > quota) {
         page = kvc__list_first(pool, &pool->of_salt[root], 1);
         if (page == KVC__NONE) return;
-        kvc__page_evict(pool, page);
+        kvc__page_evict(pool, page, 1);
     }
 }
 
@@ -7876,15 +8003,28 @@ static int kvc__entry_held(const kvc_cache *c, uint32_t entry)
     return 0;
 }
 
-/* A new entry below the sequence's tail; KVC__NONE if there is no room for it. */
-static uint32_t kvc__entry_make(kvc_seq *s)
+/* Lets entries go that only wait for their page to be put out. */
+static void kvc__entries_part(kvc_cache *c)
+{
+    uint32_t i, k;
+    for (i = 0; i < c->table.n_reaches && c->table.can_put; i++) {
+        kvc__pool *pool = &c->pools[i];
+        for (k = 0; k < pool->n_free; k++)
+            if (kvc__page_keep(pool, pool->free_pages[k])->parting != KVC__NONE)
+                kvc__page_parted(pool, pool->free_pages[k]);
+    }
+}
+
+/* A new entry for the sequence below `parent`; KVC__NONE if there is no room for it. */
+static uint32_t kvc__entry_make(kvc_seq *s, uint32_t parent)
 {
     kvc_cache *c = s->cache;
     uint32_t i, entry;
     for (i = 0; i < c->table.n_reaches && c->table.n_free == 0;)
-        if (!kvc__pool_evict(&c->pools[i])) i++;
+        if (!kvc__pool_evict(&c->pools[i], 0)) i++;
+    if (c->table.n_free == 0) kvc__entries_part(c);
     if (c->table.n_free == 0) return KVC__NONE;
-    entry = kvc__entry_take(&c->table, s->tail);
+    entry = kvc__entry_take(&c->table, parent);
     c->table.entries[entry].priority = s->priority;
     if (s->ttl != 0) {
         c->table.entries[entry].expires = kvc__cache_now(c) + s->ttl;
@@ -7954,7 +8094,7 @@ static int kvc__prefix_enter_page(kvc_seq *s)
             kvc__entry_unset(t, own);
             entry = own;
         } else {
-            entry = kvc__entry_make(s);
+            entry = kvc__entry_make(s, s->tail);
         }
         if (entry == KVC__NONE) return 0;
         kvc__entry_set(t, entry, text, t->page_size, key);
@@ -7963,13 +8103,6 @@ static int kvc__prefix_enter_page(kvc_seq *s)
     kvc__entry_merge(s, s->depth, entry);
     kvc__prefix_move(s, entry, s->depth + 1);
     return 1;
-}
-
-/* Enters what was computed since, but for a page that is not whole. */
-static void kvc__prefix_enter(kvc_seq *s)
-{
-    while (kvc__prefix_whole(s) && s->depth < s->n_pos >> s->cache->page_shift)
-        if (!kvc__prefix_enter_page(s)) break;
 }
 
 /* Enters the last page, which is not whole, and takes out one that says the beginning of the
@@ -7997,11 +8130,20 @@ static void kvc__prefix_enter_end(kvc_seq *s)
     }
     if (near != KVC__NONE && t->entries[near].n_tokens == run && !kvc__entry_held(c, near))
         kvc__entry_forget(c, near);
-    if (own == KVC__NONE) own = kvc__entry_make(s);
+    if (own == KVC__NONE) own = kvc__entry_make(s, s->tail);
     if (own == KVC__NONE) return;
     kvc__entry_set(t, own, text, n, NULL);
     kvc__entry_use(s, own);
     kvc__entry_merge(s, s->depth, own);
+}
+
+/* Whether the next n tokens may be taken from the table. */
+static int kvc__prefix_can_take(const kvc_seq *s, uint32_t n)
+{
+    const kvc_cache *c = s->cache;
+    if (!kvc__prefix_whole(s) || s->policy == KVC_POLICY_HEAVY ||
+        s->depth != s->n_pos >> c->page_shift) return 0;
+    return s->policy != KVC_POLICY_WINDOW || s->n_pos + n <= kvc__ctx_pages(c) << c->page_shift;
 }
 
 /* What a look-up found. */
@@ -8028,6 +8170,27 @@ typedef struct kvc__walker {
     uint64_t keys[KVC__LOOK_AHEAD][2];  /* of n_keys pages from first_key on */
     uint32_t first_key, n_keys;
 } kvc__walker;
+
+static void kvc__walk_start(kvc__walker *w, const kvc_seq *s, const kvc_token *tokens, uint32_t n,
+    uint32_t most)
+{
+    w->s = s;
+    w->tokens = tokens;
+    w->n = n;
+    w->most = s->n_pos + most;
+    w->entry = s->tail;
+    w->depth = s->depth;
+    w->n_keys = w->first_key = 0;
+    w->ended = 0;
+    w->now = s->cache->table.can_expire ? kvc__cache_now(s->cache) : 0;
+}
+
+/* Whether an entry has outlived its time. */
+static int kvc__walk_expired(const kvc__walker *w, uint32_t entry)
+{
+    const uint64_t expires = w->s->cache->table.entries[entry].expires;
+    return w->now != 0 && expires != 0 && expires <= w->now;
+}
 
 /* Fills in the text of page w->depth; returns its tokens. */
 static uint32_t kvc__walk_text(kvc__walker *w)
@@ -8108,15 +8271,7 @@ static void kvc__prefix_find(const kvc_seq *s, const kvc_token *tokens, uint32_t
     kvc__table *t = &s->cache->table;
     kvc__walker w;
     uint32_t i, size, entry, run;
-    w.s = s;
-    w.tokens = tokens;
-    w.n = n;
-    w.most = s->n_pos + most;
-    w.entry = s->tail;
-    w.depth = s->depth;
-    w.n_keys = w.first_key = 0;
-    w.ended = 0;
-    w.now = t->can_expire ? kvc__cache_now(s->cache) : 0;
+    kvc__walk_start(&w, s, tokens, n, most);
     hit->n_pos = s->n_pos;
     hit->miss = KVC_MISS_ABSENT;
     for (i = 0; i < t->n_reaches; i++) w.since[i] = s->rings[i].first;
@@ -8135,7 +8290,7 @@ static void kvc__prefix_find(const kvc_seq *s, const kvc_token *tokens, uint32_t
             if (entry == KVC__NONE) break;
             run = kvc__entry_run(t, entry, w.text, size);
         }
-        if (w.now != 0 && t->entries[entry].expires != 0 && t->entries[entry].expires <= w.now) {
+        if (kvc__walk_expired(&w, entry)) {
             hit->miss = KVC_MISS_EVICTED;
             break;
         }
@@ -8215,6 +8370,445 @@ static void kvc__hit_take(kvc_seq *s, const kvc__hit *hit)
     s->n_hit = hit->n_pos - s->n_pos;
     s->n_pos = s->extents[0].end = hit->n_pos;
     kvc__prefix_move(s, hit->tail, hit->depth);
+}
+
+/* ---- the second tier ----
+   A parcel is a head, the message of the root (filled up with zeros to whole words), the tokens of
+   the page, those of the page before and so on up to the first one's, then the pieces of the page's
+   rows as they lie in memory, then a keyed hash of all that. Whoever asks for a page knows all of
+   it but rows and hash, and compares it; the hash is that of what has arrived, so nobody can change
+   it in between. The host is called without the lock. */
+#define KVC__PARCEL_MAGIC 0x1a0a0d706572766bu   /* "kvrep", then what a text transfer would break */
+#define KVC__PARCEL_VERSION 1u
+
+typedef struct kvc__parcel_head {
+    uint64_t magic;
+    uint32_t version, reach;
+    uint64_t key[2];
+    uint64_t size;                      /* of all */
+    uint32_t n_tokens, root_size;
+} kvc__parcel_head;                     /* 48 bytes */
+
+/* A page that is put or got. */
+typedef struct kvc__parcel {
+    uint32_t parent;                    /* its entry's, which stays */
+    const kvc_token *text;              /* [page_size] */
+    const uint64_t *key;
+    uint32_t reach;
+    unsigned char *to;                  /* one of the two: what comes next goes here, */
+    const unsigned char *from;          /* or is compared with this */
+    int equal;                          /* so far */
+    kvc__sip hash;
+} kvc__parcel;
+
+static void kvc__tier_key(unsigned char out[KVC_TIER_KEY], const uint64_t key[2], uint32_t reach)
+{
+    memcpy(out, key, 16);
+    memcpy(out + 16, &reach, 4);
+}
+
+/* size: a multiple of 8 */
+static void kvc__parcel_pass(kvc__parcel *p, const void *data, size_t size)
+{
+    kvc__sip_add(&p->hash, data, size);
+    if (p->to != NULL) {
+        memcpy(p->to, data, size);
+        p->to += size;
+    } else {
+        p->equal &= memcmp(p->from, data, size) == 0;
+        p->from += size;
+    }
+}
+
+/* What sets the page apart. size: the bytes that there are, or 0 to find out. Returns the bytes of
+   the parcel; if it is not `size`, nothing was passed. */
+static size_t kvc__parcel_start(kvc__parcel *p, const kvc_cache *c, size_t size)
+{
+    const kvc__table *t = &c->table;
+    const kvc_model *m = c->desc.model;
+    const uint32_t root = t->entries[p->parent].root;
+    unsigned char message[KVC__MAX_ROOT];
+    kvc__parcel_head head;
+    uint64_t bytes;
+    uint32_t i;
+    memset(&head, 0, sizeof head);
+    memset(message, 0, sizeof message);
+    head.magic = KVC__PARCEL_MAGIC;
+    head.version = KVC__PARCEL_VERSION;
+    head.reach = p->reach;
+    memcpy(head.key, p->key, sizeof head.key);
+    head.n_tokens = t->page_size;
+    for (i = p->parent; i != root; i = t->entries[i].parent) head.n_tokens += t->page_size;
+    head.root_size = (kvc__root_message(&t->salts[root], c->store, message) + 7u) & ~7u;
+    bytes = sizeof head + head.root_size + (uint64_t)head.n_tokens * sizeof *p->text + 16;
+    for (i = 0; i < m->n_layers; i++)
+        if (m->layers[i].reach == p->reach)
+            bytes += (uint64_t)m->n_kv_heads * (c->layers[i].k_piece + c->layers[i].v_piece);
+    head.size = bytes;
+    if (bytes > SIZE_MAX || bytes != size) return bytes > SIZE_MAX ? 0 : (size_t)bytes;
+    p->equal = 1;
+    kvc__sip_start(&p->hash, t->key);
+    kvc__parcel_pass(p, &head, sizeof head);
+    kvc__parcel_pass(p, message, head.root_size);
+    kvc__parcel_pass(p, p->text, t->page_size * sizeof *p->text);
+    for (i = p->parent; i != root; i = t->entries[i].parent)
+        kvc__parcel_pass(p, kvc__entry_text(t, i), t->page_size * sizeof *p->text);
+    return size;
+}
+
+static void kvc__piece_pass(kvc__parcel *p, unsigned char *piece, size_t size)
+{
+    if (p->from != NULL) memcpy(piece, p->from, size);
+    kvc__parcel_pass(p, piece, size);
+}
+
+/* The rest. Returns whether all is as it was put. */
+static int kvc__parcel_end(kvc__parcel *p, const kvc_cache *c, uint32_t page)
+{
+    const kvc_model *m = c->desc.model;
+    uint64_t hash[2];
+    uint32_t layer, head;
+    for (layer = 0; layer < m->n_layers; layer++) {
+        if (m->layers[layer].reach != p->reach) continue;
+        for (head = 0; head < m->n_kv_heads; head++) {
+            kvc__piece_pass(p, kvc__k_piece(c, layer, head, page), c->layers[layer].k_piece);
+            kvc__piece_pass(p, kvc__v_piece(c, layer, head, page), c->layers[layer].v_piece);
+        }
+    }
+    kvc__sip_end(&p->hash, NULL, 0, hash);
+    if (p->to != NULL) memcpy(p->to, hash, sizeof hash);
+    else p->equal &= memcmp(p->from, hash, sizeof hash) == 0;
+    return p->equal;
+}
+
+/* Puts a page out that was, or is, the entry's; neither changes meanwhile. Returns whether the tier
+   has it. */
+static int kvc__tier_put(kvc_cache *c, uint32_t entry, uint32_t reach, uint32_t page)
+{
+    const kvc_tier *tier = &c->desc.tier;
+    unsigned char key[KVC_TIER_KEY];
+    kvc_parcel parcel;
+    kvc__parcel p;
+    memset(&parcel, 0, sizeof parcel);
+    memset(&p, 0, sizeof p);
+    p.parent = c->table.entries[entry].parent;
+    p.text = kvc__entry_text(&c->table, entry);
+    p.key = c->table.entries[entry].key;
+    p.reach = reach;
+    kvc__tier_key(key, p.key, reach);
+    parcel.size = kvc__parcel_start(&p, c, 0);
+    if (parcel.size == 0 || !tier->put(key, &parcel, tier->user)) return 0;
+    if (parcel.data == NULL) return 1;
+    p.to = (unsigned char *)parcel.data;
+    kvc__parcel_start(&p, c, parcel.size);
+    kvc__parcel_end(&p, c, page);
+    tier->put_done(key, &parcel, tier->user);
+    return 1;
+}
+
+/* Puts out what a page was that is now the caller's. */
+static void kvc__page_leave(kvc_cache *c, uint32_t reach, uint32_t page)
+{
+    kvc__pool *pool = &c->pools[reach];
+    uint32_t entry;
+    int put;
+    if (!c->table.can_put) return;
+    entry = kvc__page_keep(pool, page)->parting;
+    if (entry == KVC__NONE) return;
+    put = kvc__tier_put(c, entry, reach, page);
+    kvc__lock_enter(&c->lock);
+    c->table.n_put += (uint64_t)put;
+    kvc__page_parted(pool, page);
+    kvc__lock_leave(&c->lock);
+}
+
+/* The same for the pages of a ring from number `from` on. */
+static void kvc__ring_leave(kvc_cache *c, const kvc__ring *ring, uint32_t reach, uint32_t from)
+{
+    for (; c->table.can_put && from < ring->end; from++)
+        kvc__page_leave(c, reach, kvc__ring_at(ring, from));
+}
+
+/* Puts out a page that stays. Returns whether the tier has it, -1 if the page could not be guarded.
+   The lock is held, but not on the way. */
+static int kvc__tier_copy(kvc_cache *c, uint32_t reach, uint32_t page)
+{
+    kvc__pool *pool = &c->pools[reach];
+    const uint32_t entry = kvc__page_entry(pool, page);
+    int put;
+    if (!kvc__page_guard(pool, entry)) return -1;
+    kvc__lock_leave(&c->lock);
+    put = kvc__tier_put(c, entry, reach, page);
+    kvc__lock_enter(&c->lock);
+    kvc__page_unguard(pool, entry);
+    c->table.n_put += (uint64_t)put;
+    if (put) c->table.entries[entry].out |= (uint32_t)1 << reach;
+    return put;
+}
+
+/* Lets pages go until the table has n free entries, and puts them out before. The lock is held, but
+   not on the way. */
+static void kvc__tier_entries(kvc_cache *c, uint32_t n)
+{
+    uint32_t i, page, entry;
+    for (i = 0; i < c->table.n_reaches && c->table.can_put; i++) {
+        kvc__pool *pool = &c->pools[i];
+        while (c->table.n_free < n && (page = kvc__pool_next(pool)) != KVC__NONE) {
+            entry = kvc__page_entry(pool, page);
+            if (kvc__page_due(pool, entry) && kvc__tier_copy(c, i, page) < 0) return;
+            if (kvc__page_entry(pool, page) == entry && *kvc__page_refs(pool, page) == 0)
+                kvc__page_evict(pool, page, 0);
+        }
+    }
+}
+
+/* Enters what was computed since, but for a page that is not whole. */
+static void kvc__prefix_enter(kvc_seq *s)
+{
+    while (kvc__prefix_whole(s) && s->depth < s->n_pos >> s->cache->page_shift) {
+        kvc__tier_entries(s->cache, 1);
+        if (!kvc__prefix_enter_page(s)) break;
+    }
+}
+
+static uint32_t kvc__tier_flush(kvc_cache *c, uint32_t most)
+{
+    uint32_t i, k, n = 0, entry;
+    int put = 0;
+    if (!c->table.can_put) return 0;
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->table.n_reaches && put >= 0; i++) {
+        kvc__pool *pool = &c->pools[i];
+        for (k = 0; k < pool->n_pages && put >= 0 && (most == 0 || n < most); k++) {
+            const uint32_t page = pool->flushed++ % pool->n_pages;
+            entry = kvc__page_entry(pool, page);
+            if (entry == KVC__NONE || !kvc__page_due(pool, entry)) continue;
+            put = kvc__tier_copy(c, i, page);
+            n += put > 0;
+        }
+    }
+    kvc__lock_leave(&c->lock);
+    return n;
+}
+
+/* A page for one that comes in after the pages up to `entry`, of which those after `tail` are to
+   stay; KVC__NONE if there is none. The lock is held. */
+static uint32_t kvc__tier_room(kvc_cache *c, uint32_t reach, uint32_t entry, uint32_t tail)
+{
+    kvc__pool *pool = &c->pools[reach];
+    uint32_t next;
+    if (pool->n_free == 0) {
+        next = kvc__pool_next(pool);
+        if (next == KVC__NONE) return KVC__NONE;
+        for (; entry != tail; entry = c->table.entries[entry].parent)
+            if (entry == kvc__page_entry(pool, next)) return KVC__NONE;
+    }
+    return kvc__page_get(pool);
+}
+
+/* A page has come: an entry for it, or into the one that has none. The lock is held. */
+static uint32_t kvc__tier_enter(kvc_seq *s, const kvc__parcel *p, uint32_t page)
+{
+    kvc_cache *c = s->cache;
+    kvc__table *t = &c->table;
+    uint32_t entry = kvc__table_find(t, p->parent, p->key, p->text);
+    if (entry == KVC__NONE) {
+        entry = kvc__entry_make(s, p->parent);
+        if (entry == KVC__NONE) return KVC__NONE;
+        kvc__entry_set(t, entry, p->text, t->page_size, p->key);
+    }
+    if (*kvc__entry_page(t, entry, p->reach) == KVC__NONE) {
+        kvc__page_attach(&c->pools[p->reach], page, entry);
+        t->entries[entry].out |= (uint32_t)1 << p->reach;
+        t->n_got++;
+    }
+    return entry;
+}
+
+/* Gets a page, for a walk that has come to w->entry. Returns its entry; KVC__NONE if it does not
+   come. The lock is held, but not on the way. */
+static uint32_t kvc__tier_get(kvc_seq *s, const kvc__walker *w, kvc__parcel *p)
+{
+    kvc_cache *c = s->cache;
+    const kvc_tier *tier = &c->desc.tier;
+    unsigned char key[KVC_TIER_KEY];
+    uint32_t page = KVC__NONE, entry = KVC__NONE;
+    kvc_parcel parcel;
+    int right = 0;
+    memset(&parcel, 0, sizeof parcel);
+    kvc__tier_key(key, p->key, p->reach);
+    kvc__lock_leave(&c->lock);
+    if (!tier->get(key, &parcel, tier->user)) {
+        kvc__lock_enter(&c->lock);
+        return KVC__NONE;
+    }
+    p->from = (const unsigned char *)parcel.data;
+    right = p->from != NULL && kvc__parcel_start(p, c, parcel.size) == parcel.size && p->equal;
+    kvc__lock_enter(&c->lock);
+    if (right) page = kvc__tier_room(c, p->reach, w->entry, s->tail);
+    kvc__lock_leave(&c->lock);
+    if (page != KVC__NONE) {
+        kvc__page_leave(c, p->reach, page);
+        right = kvc__parcel_end(p, c, page);
+        if (p->reach == c->token_reach)
+            memcpy(kvc__page_tokens(c, page), p->text, c->desc.page_size * sizeof *p->text);
+    }
+    tier->get_done(key, &parcel, tier->user);
+    kvc__lock_enter(&c->lock);
+    c->table.n_refused += !right;
+    if (page == KVC__NONE) return KVC__NONE;
+    if (right) {
+        kvc__tier_entries(c, 1);
+        entry = kvc__tier_enter(s, p, page);
+    }
+    kvc__page_drop(&c->pools[p->reach], page);
+    return entry;
+}
+
+#define KVC__TELL 64u               /* most keys that the tier is told at once */
+
+static void kvc__tier_tell(kvc_cache *c, const unsigned char *keys, uint32_t n)
+{
+    if (c->desc.tier.ahead == NULL || n == 0) return;
+    kvc__lock_leave(&c->lock);
+    c->desc.tier.ahead(keys, n, c->desc.tier.user);
+    kvc__lock_enter(&c->lock);
+}
+
+/* Tells the keys of the pages from w->depth on; returns the first page that was not told. */
+static uint32_t kvc__tier_tell_text(kvc_cache *c, const kvc__walker *w)
+{
+    const kvc__table *t = &c->table;
+    const uint32_t size = t->page_size;
+    unsigned char keys[KVC__TELL * KVC_TIER_KEY];
+    uint64_t key[2];
+    uint32_t i, start;
+    memcpy(key, t->entries[w->entry].key, sizeof key);
+    for (i = 0; i < KVC__TELL; i++) {
+        start = (w->depth + i) * size;
+        if (start + size > w->s->n_pos + w->n || start >= w->most) break;
+        kvc__page_key(t, key, i == 0 ? w->text : w->tokens + (start - w->s->n_pos), key);
+        kvc__tier_key(keys + i * KVC_TIER_KEY, key, c->token_reach);
+    }
+    kvc__tier_tell(c, keys, i);
+    return w->depth + i;
+}
+
+/* Pages before `end` that layers of a reach need for going on there: from which one on. */
+static uint32_t kvc__tier_first(const kvc_seq *s, uint32_t reach, uint32_t end, uint32_t most)
+{
+    const kvc_cache *c = s->cache;
+    const uint64_t back = (uint64_t)c->pools[reach].window - 1 + c->desc.n_back;
+    const uint32_t n = end << c->page_shift < most ? end << c->page_shift : most;
+    uint32_t first = 0;
+    if (c->pools[reach].window != 0 && n > back) first = (n - (uint32_t)back) >> c->page_shift;
+    return first > s->depth ? first : s->depth;
+}
+
+/* Tells the keys of the pages of a reach that are lacking: `entry` is that of page end - 1. */
+static void kvc__tier_tell_window(const kvc_seq *s, uint32_t reach, uint32_t first, uint32_t end,
+    uint32_t entry)
+{
+    const kvc__table *t = &s->cache->table;
+    unsigned char keys[KVC__TELL * KVC_TIER_KEY];
+    uint32_t n = 0;
+    for (; end > first && n < KVC__TELL; end--, entry = t->entries[entry].parent)
+        if (*kvc__entry_page(t, entry, reach) == KVC__NONE)
+            kvc__tier_key(keys + KVC_TIER_KEY * n++, t->entries[entry].key, reach);
+    kvc__tier_tell(s->cache, keys, n);
+}
+
+/* Gets the pages of one other reach that going on at the end of *entry needs, the last first. Where
+   one does not come, *entry and *end move before it, and 0 is returned. */
+static int kvc__tier_window(kvc_seq *s, const kvc__walker *w, uint32_t reach, uint32_t *entry,
+    uint32_t *end)
+{
+    const kvc__table *t = &s->cache->table;
+    const uint32_t first = kvc__tier_first(s, reach, *end, w->most);
+    uint32_t e = *entry, number = *end;
+    kvc__parcel p;
+    kvc__tier_tell_window(s, reach, first, number, e);
+    for (; number > first; number--, e = t->entries[e].parent) {
+        if (*kvc__entry_page(t, e, reach) != KVC__NONE) continue;
+        memset(&p, 0, sizeof p);
+        p.parent = t->entries[e].parent;
+        p.text = kvc__entry_text(t, e);
+        p.key = t->entries[e].key;
+        p.reach = reach;
+        if (kvc__tier_get(s, w, &p) != KVC__NONE) continue;
+        *entry = p.parent;
+        *end = number - 1;
+        return 0;
+    }
+    return 1;
+}
+
+/* For the tokens that are to follow, up to `most` of them, gets those pages into the table that it
+   lacks, as long as they come and have room. The entries on the way are kept by a reference to the
+   last; their pages may go meanwhile, as any others. In the end they are let go anew, the last
+   first. */
+static void kvc__tier_fetch(kvc_seq *s, const kvc_token *tokens, uint32_t n, uint32_t most)
+{
+    kvc_cache *c = s->cache;
+    kvc__table *t = &c->table;
+    uint32_t entry, end, i, told = 0, page;
+    kvc__walker w;
+    kvc__parcel p;
+    kvc__lock_enter(&c->lock);
+    kvc__walk_start(&w, s, tokens, n, most);
+    t->entries[w.entry].refs++;
+    while (w.depth * t->page_size < w.most && kvc__walk_text(&w) == t->page_size) {
+        memset(&p, 0, sizeof p);
+        p.parent = w.entry;
+        p.text = w.text;
+        p.key = kvc__walk_key(&w);
+        p.reach = c->token_reach;
+        entry = kvc__table_find(t, w.entry, p.key, w.text);
+        if (entry == KVC__NONE || *kvc__entry_page(t, entry, p.reach) == KVC__NONE) {
+            if (w.depth >= told) told = kvc__tier_tell_text(c, &w);
+            entry = kvc__tier_get(s, &w, &p);
+        }
+        if (entry == KVC__NONE || kvc__walk_expired(&w, entry)) break;
+        t->entries[entry].refs++;
+        t->entries[w.entry].refs--;
+        w.entry = entry;
+        w.depth++;
+    }
+    entry = w.entry;
+    end = w.depth;
+    for (i = 0; i < t->n_reaches && end > s->depth;)
+        if (i == c->token_reach || kvc__tier_window(s, &w, i, &entry, &end)) i++;
+        else i = 0;
+    for (entry = w.entry; entry != s->tail; entry = t->entries[entry].parent)
+        for (i = 0; i < t->n_reaches; i++) {
+            page = *kvc__entry_page(t, entry, i);
+            if (page == KVC__NONE || *kvc__page_refs(&c->pools[i], page) != 0) continue;
+            kvc__shelf_remove(&c->pools[i], page);
+            kvc__shelf_add(&c->pools[i], page);
+        }
+    t->entries[w.entry].refs--;
+    kvc__entry_drop(t, w.entry);
+    kvc__lock_leave(&c->lock);
+}
+
+static kvc_result kvc__prefix_fetch(kvc_seq *s, const kvc_token *tokens, size_t n, size_t *n_there,
+    kvc_error *err)
+{
+    kvc_cache *c = s->cache;
+    kvc__hit hit;
+    size_t i;
+    if (n > KVC__MAX_SLOTS - s->n_pos) n = KVC__MAX_SLOTS - s->n_pos;
+    for (i = 0; i < n; i++)
+        if (tokens[i] < 0 || (uint32_t)tokens[i] >= c->desc.model->n_vocab)
+            return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "tokens", "entry", i,
+                "is not an id below", c->desc.model->n_vocab);
+    if (n == 0 || !kvc__prefix_can_take(s, (uint32_t)n)) return KVC_OK;
+    if (c->desc.tier.get != NULL) kvc__tier_fetch(s, tokens, (uint32_t)n, (uint32_t)n);
+    kvc__lock_enter(&c->lock);
+    kvc__prefix_find(s, tokens, (uint32_t)n, (uint32_t)n, &hit);
+    kvc__lock_leave(&c->lock);
+    *n_there = hit.n_pos - s->n_pos;
+    return KVC_OK;
 }
 
 /* ---- growing ---- */
@@ -8331,9 +8925,7 @@ static int kvc__prefix_take(kvc_seq *s, const kvc__want *want)
     uint32_t i, need[KVC_MAX_REACHES], taken;
     kvc__hit hit;
     s->miss = KVC_MISS_OFF;
-    if (!kvc__prefix_whole(s) || s->policy == KVC_POLICY_HEAVY ||
-        s->depth != s->n_pos >> c->page_shift) return 0;
-    if (s->policy == KVC_POLICY_WINDOW && end > kvc__ctx_pages(c) << c->page_shift) return 0;
+    if (!kvc__prefix_can_take(s, want->n)) return 0;
     kvc__prefix_find(s, want->tokens, want->n, want->n_known, &hit);
     s->miss = hit.miss;
     if (hit.n_pos == s->n_pos) return 0;
@@ -8380,6 +8972,23 @@ static kvc_result kvc__seq_promise(kvc_seq *s, kvc__want *want, kvc_error *err)
     return r;
 }
 
+/* Asks the tier for what a prefill could use. A cache that grows does so before, since the pages
+   would be needed anyway. */
+static void kvc__tier_ask(kvc_seq *s, const kvc__want *want)
+{
+    kvc_cache *c = s->cache;
+    uint32_t i, lack;
+    if (c->desc.tier.get == NULL || want->n_known == 0 || !kvc__prefix_can_take(s, want->n)) return;
+    for (i = 0; i < c->table.n_reaches && s->policy == KVC_POLICY_GROW; i++) {
+        kvc__lock_enter(&c->lock);
+        lack = kvc__ring_need(s, i, want->n);
+        lack = lack > kvc__pool_left(&c->pools[i]) ? lack - kvc__pool_left(&c->pools[i]) : 0;
+        kvc__lock_leave(&c->lock);
+        if (lack != 0 && kvc__pool_grow(c, i, lack, NULL) != KVC_OK) return;
+    }
+    kvc__tier_fetch(s, want->tokens, want->n, want->n_known);
+}
+
 /* Makes sure of all pages for n more positions; s->n_hit of them are there then. After an error
    nothing is changed. */
 static kvc_result kvc__seq_reserve(kvc_seq *s, const kvc_token *tokens, size_t n, size_t n_known,
@@ -8403,6 +9012,7 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, const kvc_token *tokens, size_t n
     want.n_known = (uint32_t)n_known;
     s->n_hit = 0;
     s->miss = s->salt == KVC__NONE ? KVC_MISS_OFF : KVC_MISS_NONE;
+    kvc__tier_ask(s, &want);
     if (s->policy != KVC_POLICY_GROW) return kvc__seq_promise(s, &want, err);
     r = kvc__seq_grow(s, want.n, err);
     while (r == KVC_OK && (r = kvc__seq_promise(s, &want, err)) != KVC_OK)
@@ -8546,6 +9156,7 @@ static void kvc__heavy_own(kvc_seq *s, uint32_t n)
         old = leaf->pages[i % KVC__LEAF_PAGES];
         page = leaf->pages[i % KVC__LEAF_PAGES] = kvc__page_take(pool, ring);
         kvc__lock_leave(&c->lock);
+        kvc__page_leave(c, c->token_reach, page);
         kvc__page_copy(c, c->token_reach, page, old, c->desc.page_size);
         kvc__lock_enter(&c->lock);
         kvc__page_drop(pool, old);
@@ -8614,7 +9225,8 @@ static void kvc__seq_distil(kvc_seq *s)
 static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
 {
     kvc_cache *c = s->cache;
-    uint32_t old[KVC_MAX_REACHES], i, n_reaches = c->desc.model->n_reaches, copies = 0, page;
+    uint32_t old[KVC_MAX_REACHES], fresh[KVC_MAX_REACHES];
+    uint32_t i, n_reaches = c->desc.model->n_reaches, copies = 0, page;
     if (s->policy == KVC_POLICY_HEAVY) {
         if (kvc__seq_room(s) <= 0) kvc__seq_distil(s);
         if ((int64_t)n > kvc__seq_room(s)) n = (uint32_t)kvc__seq_room(s);
@@ -8622,14 +9234,16 @@ static uint32_t kvc__seq_advance(kvc_seq *s, uint32_t n)
     }
     kvc__lock_enter(&c->lock);
     if (s->policy == KVC_POLICY_WINDOW) n = kvc__seq_slide(s, n);
+    page = kvc__page_of(c, kvc__seq_last(s), kvc__seq_last(s)->end);
     for (i = 0; i < n_reaches; i++) {
         kvc__seq_give(s, i);
+        fresh[i] = page < s->rings[i].end ? page : s->rings[i].end;
         old[i] = kvc__ring_extend(s, i, n);
         copies += old[i] != UINT32_MAX;
     }
     kvc__lock_leave(&c->lock);
+    for (i = 0; i < n_reaches; i++) kvc__ring_leave(c, &s->rings[i], i, fresh[i]);
     if (copies == 0) return n;
-    page = kvc__page_of(c, kvc__seq_last(s), kvc__seq_last(s)->end);
     for (i = 0; i < n_reaches; i++)
         if (old[i] != UINT32_MAX)
             kvc__page_copy(c, i, kvc__ring_at(&s->rings[i], page), old[i],
@@ -8658,7 +9272,10 @@ static void kvc__seq_settle(kvc_seq *s)
     kvc_cache *c = s->cache;
     uint32_t i;
     kvc__lock_enter(&c->lock);
-    if (s->salt != KVC__NONE) kvc__prefix_enter_end(s);
+    if (s->salt != KVC__NONE) {
+        if ((s->n_pos & (c->desc.page_size - 1)) != 0) kvc__tier_entries(c, 1);
+        kvc__prefix_enter_end(s);
+    }
     for (i = 0; i < c->desc.model->n_reaches; i++) {
         kvc__seq_give(s, i);
         kvc__ring_settle(&c->pools[i], &s->rings[i]);
@@ -9035,7 +9652,7 @@ static uint32_t kvc__pool_sweep(kvc_cache *c, uint32_t reach, uint32_t root, uin
         const kvc__entry *e = &c->table.entries[entry];
         if (entry == KVC__NONE || *kvc__page_refs(pool, page) != 0 || e->guards != 0) continue;
         if (root != KVC__NONE ? e->root != root : e->expires == 0 || e->expires > now) continue;
-        kvc__page_evict(pool, page);
+        kvc__page_evict(pool, page, 0);
         n++;
     }
     return n;
@@ -9516,6 +10133,7 @@ static int kvc__load_pages(kvc_seq *s, uint32_t reach, uint32_t first, int *full
         while (ring->end < end) kvc__ring_push(pool, ring, kvc__page_take(pool, ring));
     }
     kvc__lock_leave(&c->lock);
+    if (!*full) kvc__ring_leave(c, ring, reach, first);
     return !*full;
 }
 
@@ -9706,18 +10324,15 @@ static void kvc__order_entries(const kvc__table *t, kvc__order *o)
     for (e = 0; e < o->n; e++) o->serials[e] = t->entries[o->entries[e]].serial;
 }
 
-/* While a record is written its pages stay: those on shelves are promised to it, and nobody evicts
-   them. Returns the reaches whose pages are there; page [n_reaches]. The lock is held. */
+/* Guards the pages of an entry while its record is written. Returns the reaches whose pages are;
+   page [n_reaches]. The lock is held. */
 static uint32_t kvc__record_keep(kvc_cache *c, uint32_t entry, uint32_t *page)
 {
     uint32_t i, reaches = 0;
     for (i = 0; i < c->table.n_reaches; i++) {
         page[i] = *kvc__entry_page(&c->table, entry, i);
-        if (page[i] == KVC__NONE || kvc__pool_left(&c->pools[i]) == 0) continue;
-        c->pools[i].n_promised++;
-        reaches |= 1u << i;
+        if (page[i] != KVC__NONE && kvc__page_guard(&c->pools[i], entry)) reaches |= 1u << i;
     }
-    c->table.entries[entry].guards++;
     return reaches;
 }
 
@@ -9725,8 +10340,8 @@ static void kvc__record_let_go(kvc_cache *c, uint32_t entry, uint32_t reaches)
 {
     uint32_t i;
     kvc__lock_enter(&c->lock);
-    for (i = 0; i < c->table.n_reaches; i++) c->pools[i].n_promised -= reaches >> i & 1u;
-    c->table.entries[entry].guards--;
+    for (i = 0; i < c->table.n_reaches; i++)
+        if ((reaches >> i & 1u) != 0) kvc__page_unguard(&c->pools[i], entry);
     kvc__lock_leave(&c->lock);
 }
 
@@ -9740,7 +10355,6 @@ static void kvc__record_save(kvc__pipe *p, kvc_cache *c, const kvc__order *o, ui
     uint32_t page[KVC_MAX_REACHES], i;
     size_t size = 0;
     kvc__record r;
-    int kept = 0;
     memset(&r, 0, sizeof r);
     kvc__lock_enter(&c->lock);
     if (e->serial != o->serials[number]) {
@@ -9763,7 +10377,6 @@ static void kvc__record_save(kvc__pipe *p, kvc_cache *c, const kvc__order *o, ui
         size = r.n * sizeof(kvc_token);
         memcpy(text, kvc__entry_text(t, entry), size);
         r.reaches = kvc__record_keep(c, entry, page);
-        kept = 1;
     }
     kvc__lock_leave(&c->lock);
     kvc__pipe_put(p, &r, sizeof r);
@@ -9772,7 +10385,7 @@ static void kvc__record_save(kvc__pipe *p, kvc_cache *c, const kvc__order *o, ui
     for (i = 0; i < t->n_reaches; i++)
         if ((r.reaches >> i & 1u) != 0) kvc__page_pass(p, c, i, page[i], r.n);
     kvc__hash_pass(p);
-    if (kept) kvc__record_let_go(c, entry, r.reaches);
+    kvc__record_let_go(c, entry, r.reaches);
 }
 
 static kvc_result kvc__prefix_save(kvc_cache *c, kvc_write_fn write, void *user, kvc_error *err)
@@ -9812,17 +10425,11 @@ static kvc_result kvc__prefix_save(kvc_cache *c, kvc_write_fn write, void *user,
 /* A page that is free now, for a page of a file; KVC__NONE if there is none. */
 static uint32_t kvc__page_spare(kvc_cache *c, uint32_t reach)
 {
-    kvc__pool *pool = &c->pools[reach];
-    kvc__ring ring;
     uint32_t page = KVC__NONE;
-    memset(&ring, 0, sizeof ring);
     kvc__lock_enter(&c->lock);
-    if (pool->n_free != 0 && kvc__pool_left(pool) != 0) {
-        pool->n_promised++;
-        ring.promised = 1;
-        page = kvc__page_take(pool, &ring);
-    }
+    if (c->pools[reach].n_free != 0) page = kvc__page_get(&c->pools[reach]);
     kvc__lock_leave(&c->lock);
+    if (page != KVC__NONE) kvc__page_leave(c, reach, page);
     return page;
 }
 
@@ -10023,6 +10630,9 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
     info->prefix_hit = c->table.n_hit;
     info->prefix_computed = c->table.n_computed;
     info->prefix_evicted = c->table.n_evicted;
+    info->tier_put = c->table.n_put;
+    info->tier_got = c->table.n_got;
+    info->tier_refused = c->table.n_refused;
     if (c->table.n_entries != 0)
         info->n_prefix_entries = c->table.n_entries - c->table.n_free - c->table.n_salts;
     kvc__lock_leave(&c->lock);
@@ -11950,6 +12560,22 @@ KVC_API kvc_result kvc_prefix_load(kvc_cache *cache, kvc_read_fn read, void *use
 KVC_API uint32_t kvc_prefix_sweep(kvc_cache *cache, const kvc_share *share)
 {
     return cache != NULL ? kvc__prefix_sweep(cache, share) : 0;
+}
+
+KVC_API uint32_t kvc_prefix_flush(kvc_cache *cache, uint32_t n_most)
+{
+    return cache != NULL ? kvc__tier_flush(cache, n_most) : 0;
+}
+
+KVC_API kvc_result kvc_prefix_fetch(kvc_seq *seq, const kvc_token *tokens, size_t n,
+    size_t *n_there, kvc_error *err)
+{
+    if (n_there == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_there", "NULL");
+    *n_there = 0;
+    if (seq == NULL || !seq->is_open)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (tokens == NULL && n != 0) return kvc__fail(err, KVC_ERROR_ARGUMENT, "tokens", "NULL");
+    return kvc__prefix_fetch(seq, tokens, n, n_there, err);
 }
 
 KVC_API void kvc_seq_close(kvc_seq *seq)

@@ -77,16 +77,23 @@ static inline void check_table(const kvc_cache *c) {
         }
         assert_int_equal(pages, one->n_pages);
     }
-    for (e = 0; e < t->n_entries; e++)
-        if (!is_free[e]) assert_int_equal(refs[e], t->entries[e].refs);
     for (i = 0; i < t->n_reaches; i++) {
         const kvc__pool *pool = &c->pools[i];
         for (cached = page = 0; page < pool->n_pages; page++) {
             uint32_t entry = kvc__page_entry(pool, page);
+            if (kvc__page_keep(pool, page)->parting != KVC__NONE) {
+                refs[kvc__page_keep(pool, page)->parting]++;
+                assert_int_equal(*kvc__page_refs(pool, page), 0);
+            }
             cached += entry != KVC__NONE && *kvc__page_refs(pool, page) == 0;
             if (entry != KVC__NONE) assert_int_equal(*kvc__entry_page(t, entry, i), page);
         }
         assert_int_equal(cached, pool->n_cached);
+    }
+    for (e = 0; e < t->n_entries; e++) {
+        if (is_free[e]) continue;
+        assert_int_equal(refs[e], t->entries[e].refs);
+        assert_int_equal(t->entries[e].guards, 0);
     }
     free(refs);
     free(is_free);
@@ -192,6 +199,65 @@ static inline workload *make_workload(uint64_t seed) {
         w->first[i] = 1 + (uint32_t)(model_random(&state) % w->n[i]);
     }
     return w;
+}
+
+typedef struct reuse {
+    uint64_t hit, best, whole, asked;   /* tokens: reused, at best, at best in whole pages */
+    uint32_t n_pages;                   /* known at the end */
+} reuse;
+
+enum { TAKES_ALL, TAKES_WHOLE_PAGES, TAKES_ANY };
+
+/* Plays it in a cache, which is freed then: a prefill, then some decodes and another prefill.
+   How much is taken of what was computed before: all of it, at least its whole pages, or any part.
+   Every logit that is given is compared. */
+static inline reuse play(const rig *r, const kind *k, const workload *w, kvc_cache *cache,
+    uint32_t n_threads, int takes) {
+    kvc_ctx *ctx = new_ctx(r, 24, n_threads, KVC_ISA_BEST), *cold = new_ctx(r, 64, 1, KVC_ISA_BEST);
+    reuse sum = {0};
+    kvc_cache_info info;
+    trie all;
+    uint32_t i;
+    trie_open(&all, N_TALKS * TALK + 1);
+    for (i = 0; i < N_TALKS; i++) {
+        const kvc_token *text = w->text[i];
+        uint32_t n = w->n[i], at = 0, part, best, whole;
+        kvc_seq *seq = shared_seq(cache);
+        while (at < n) {
+            const float *logits;
+            float want[N_VOCAB];
+            part = at == 0 ? w->first[i] : at % 3 && n - at > 3 ? 1 : n - at;
+            if (part == 1) OK(kvc_decode(ctx, seq, text[at], &logits, &last));
+            else OK(kvc_prefill(ctx, seq, text + at, part, &logits, &last));
+            best = trie_run(&all, text, at + part);
+            best = best > at + part - 1 ? at + part - 1 : best;
+            best = best > at && part > 1 ? best - at : 0;
+            whole = (at + best) / PAGE * PAGE > at ? (at + best) / PAGE * PAGE - at : 0;
+            if (takes == TAKES_ALL) assert_int_equal(hit_of(seq), best);
+            if (takes == TAKES_WHOLE_PAGES) assert_true(hit_of(seq) >= whole);
+            assert_true(hit_of(seq) <= best);
+            sum.hit += hit_of(seq);
+            sum.best += best;
+            sum.asked += part;
+            sum.whole += whole;
+            at += part;
+            if (at == n || i % 4 == 0) {
+                cold_last(r, k, cold, text, at, want);
+                SAME(logits, want, 1, N_VOCAB, "in a conversation");
+            }
+            trie_add(&all, text, at);
+        }
+        kvc_seq_close(seq);
+        if (i % 50 == 0) check_table(cache);
+    }
+    check_table(cache);
+    kvc_cache_query(cache, &info);
+    sum.n_pages = info.n_prefix_entries;
+    free(all.next);
+    kvc_ctx_free(ctx);
+    kvc_ctx_free(cold);
+    kvc_cache_free(cache);
+    return sum;
 }
 
 #endif

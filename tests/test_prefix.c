@@ -130,61 +130,6 @@ static void test_wanted_rows(void **state) {
 
 /* ---- conversations ---- */
 
-typedef struct reuse {
-    uint64_t hit, best, whole, asked;   /* tokens: reused, at best, at best in whole pages */
-    uint32_t n_pages;                   /* known at the end */
-} reuse;
-
-/* Plays it: a prefill, then some decodes and another prefill. `exact`: what is there is taken, all
-   of it. Every logit that is given is compared. */
-static reuse play(const rig *r, const kind *k, const workload *w, uint32_t n_pages,
-    uint32_t n_threads, int exact) {
-    kvc_cache *cache = table_cache(r, k, TALK, n_pages);
-    kvc_ctx *ctx = new_ctx(r, 24, n_threads, KVC_ISA_BEST), *cold = new_ctx(r, 64, 1, KVC_ISA_BEST);
-    reuse sum = {0};
-    kvc_cache_info info;
-    trie all;
-    uint32_t i;
-    trie_open(&all, N_TALKS * TALK + 1);
-    for (i = 0; i < N_TALKS; i++) {
-        const kvc_token *text = w->text[i];
-        uint32_t n = w->n[i], at = 0, part, best;
-        kvc_seq *seq = shared_seq(cache);
-        while (at < n) {
-            const float *logits;
-            float want[N_VOCAB];
-            part = at == 0 ? w->first[i] : at % 3 && n - at > 3 ? 1 : n - at;
-            if (part == 1) OK(kvc_decode(ctx, seq, text[at], &logits, &last));
-            else OK(kvc_prefill(ctx, seq, text + at, part, &logits, &last));
-            best = trie_run(&all, text, at + part);
-            best = best > at + part - 1 ? at + part - 1 : best;
-            best = best > at && part > 1 ? best - at : 0;
-            if (exact) assert_int_equal(hit_of(seq), best);
-            assert_true(hit_of(seq) <= best);
-            sum.hit += hit_of(seq);
-            sum.best += best;
-            sum.asked += part;
-            if ((at + best) / PAGE * PAGE > at) sum.whole += (at + best) / PAGE * PAGE - at;
-            at += part;
-            if (at == n || i % 4 == 0) {
-                cold_last(r, k, cold, text, at, want);
-                SAME(logits, want, 1, N_VOCAB, "in a conversation");
-            }
-            trie_add(&all, text, at);
-        }
-        kvc_seq_close(seq);
-        if (i % 50 == 0) check_table(cache);
-    }
-    check_table(cache);
-    kvc_cache_query(cache, &info);
-    sum.n_pages = info.n_prefix_entries;
-    free(all.next);
-    kvc_ctx_free(ctx);
-    kvc_ctx_free(cold);
-    kvc_cache_free(cache);
-    return sum;
-}
-
 static void test_conversations(void **state) {
     static const uint32_t parts[] = {2, 4, 10};
     workload *w = make_workload(7);
@@ -195,13 +140,16 @@ static void test_conversations(void **state) {
         reuse whole;
         rig r;
         rig_open(&r, &kinds[i].shape);
-        whole = play(&r, &kinds[i], w, n_pages, 1, 1);
+        whole = play(&r, &kinds[i], w, table_cache(&r, &kinds[i], TALK, n_pages), 1,
+            TAKES_ALL);
         print_message("%-28s of %lu tokens %lu could be reused, %lu of them in whole pages; with "
             "room for all %lu were\n", kinds[i].name, (unsigned long)whole.asked,
             (unsigned long)whole.best, (unsigned long)whole.whole, (unsigned long)whole.hit);
         assert_int_equal(whole.hit, whole.best);
         for (part = 0; i % 2 == 0 && part < COUNT(parts); part++) {
-            reuse some = play(&r, &kinds[i], w, whole.n_pages / parts[part], part ? 1 : 4, 0);
+            reuse some = play(&r, &kinds[i], w,
+                table_cache(&r, &kinds[i], TALK, whole.n_pages / parts[part]), part ? 1 : 4,
+                TAKES_ANY);
             print_message("    with 1/%u of the pages %lu\n", parts[part],
                 (unsigned long)some.hit);
             assert_true(some.hit > whole.best / 4);

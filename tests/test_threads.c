@@ -11,6 +11,8 @@
 
 #include "testing.h"
 
+#include "attic.h"
+
 enum { N_VOCAB = 48, PAGE = 16 };
 #define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
     .n_ctx = 4096
@@ -211,7 +213,7 @@ static void *player_run(void *arg) {
 
 static int seconds;
 
-/* What is saved while all of them play can be loaded while they do. */
+/* What is saved while all of them play can be loaded while they do, and put into the tier. */
 static void save_and_load(kvc_cache *cache) {
     bytes_out f = {0};
     uint32_t n = 0;
@@ -220,11 +222,12 @@ static void save_and_load(kvc_cache *cache) {
         f.size = 0;
         OK(kvc_prefix_save(cache, file_write, &f, &last));
         OK(kvc_prefix_load_memory(cache, f.bytes, f.size, &n, &last));
+        kvc_prefix_flush(cache, 20);
     }
     free(f.bytes);
 }
 
-static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
+static void run_prefix(const model_shape *shape, kvc_kv_type kv, int with_tier) {
     static player players[N_PLAYERS];
     static kvc_token prompts[N_PROMPTS][PROMPT];
     static float *cold[N_PROMPTS];
@@ -233,6 +236,7 @@ static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
     kvc_cache *cache;
     unsigned n_same = 0, n_full = 0, i;
     uint64_t n_hit = 0, n_asked = 0;
+    attic a;
     rig r;
     rig_open(&r, shape);
     for (i = 0; i < N_PROMPTS; i++) {   /* with beginnings in common */
@@ -252,6 +256,9 @@ static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
     desc.allocator.alloc = plain_alloc;
     desc.allocator.free = plain_free;
     desc.type_k = desc.type_v = kv;
+    attic_open(&a, 4000);
+    a.lose_one_in = 10;
+    if (with_tier) desc.tier = attic_tier(&a);
     OK(kvc_cache_new(&cache, &desc, &last));
     for (i = 0; i < N_PLAYERS; i++) {
         player *p = &players[i];
@@ -277,9 +284,13 @@ static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
     }
     kvc_cache_query(cache, &info);
     print_message("%u steps the same, %u found the cache full; %lu of %lu tokens were there, %lu "
-        "pages evicted\n", n_same, n_full, (unsigned long)n_hit, (unsigned long)n_asked,
-        (unsigned long)info.prefix_evicted);
+        "pages evicted; of the tier %u put, %u got\n", n_same, n_full, (unsigned long)n_hit,
+        (unsigned long)n_asked, (unsigned long)info.prefix_evicted, a.n_put, a.n_got);
     assert_true(n_hit > 0 && n_same > 100);
+    assert_int_equal(info.tier_refused, 0);
+    assert_true(!with_tier || (a.n_put > 10 && a.n_got > 10));
+    assert_int_equal(a.n_open + a.n_faults, 0);
+    attic_close(&a);
     assert_int_equal(info.pages_live, 0);
     assert_int_equal(info.pages_free + info.pages_cached, info.pages_total);
     assert_int_equal(info.reaches[0].pages_promised, 0);
@@ -291,9 +302,10 @@ static void run_prefix(const model_shape *shape, kvc_kv_type kv) {
 static void test_prefix_threads(void **state) {
     static const model_shape plain = {TINY}, windows = {TINY, .window = 20, .pattern = 2};
     (void)state;
-    run_prefix(&plain, KVC_KV_F32);
-    run_prefix(&windows, KVC_KV_F16);
-    run_prefix(&plain, KVC_KV_Q8);
+    run_prefix(&plain, KVC_KV_F32, 0);
+    run_prefix(&windows, KVC_KV_F16, 0);
+    run_prefix(&plain, KVC_KV_Q8, 0);
+    run_prefix(&windows, KVC_KV_F32, 1);
 }
 
 int main(int argc, char **argv) {
