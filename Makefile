@@ -42,6 +42,11 @@ endif
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
+# One of them needs a library.
+HIREDIS  := $(shell pkg-config --libs hiredis 2>/dev/null)
+ifeq ($(HIREDIS),)
+EXAMPLES := $(filter-out $(BUILD)/prefix_redis,$(EXAMPLES))
+endif
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
 LINKED_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream
 KV_BENCH := $(LINKED_BENCH) $(BUILD)/prefix
@@ -65,6 +70,8 @@ $(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c
 $(TESTS) $(BUILD)/bits: EXTRA = $(TEST_LIBS)
 $(ORACLES): EXTRA = $(JSON_LIBS)
 $(TESTS) $(ORACLES): POSIX = -D_DEFAULT_SOURCE
+$(BUILD)/prefix_redis: EXTRA = $(HIREDIS)
+$(BUILD)/prefix_redis: POSIX = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags hiredis))
 $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(KV_BENCH) $(PEERS): $(NEEDED)
 	$(CC) $(BASE) $(POSIX) $(LDFLAGS) -o $@ $(filter %.c %.o,$^) $(EXTRA) $(LIBS)
 

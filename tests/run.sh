@@ -116,6 +116,7 @@ list()
         echo "closing oracle_tokenizer $build/oracle_tokenizer $shared/tokenizers"
     fi
     echo "closing characters sh tests/characters.sh $build"
+    echo "closing redis sh tests/redis.sh $build"
     set -- $isas
     words=$(IFS=,; echo "$*")
     set -- $gemms
