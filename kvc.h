@@ -626,6 +626,10 @@ typedef struct kvc_cache_info {
     uint32_t pages_total, pages_free, pages_live, pages_shared, pages_peak; /* sums over reaches */
     uint32_t pages_cached;      /* the same; and of the prefix table since the cache was made: */
     uint32_t n_prefix_entries;  /* pages whose text it knows now */
+    uint64_t prefix_bytes;      /* K and V of those pages, held by sequences or not; now, */
+    uint64_t prefix_bytes_peak; /* and at most */
+    uint64_t prefix_asked;      /* prefills that could take tokens over, */
+    uint64_t prefix_answered;   /* and those that did */
     uint64_t prefix_hit;        /* tokens of requests that were there */
     uint64_t prefix_computed;   /* tokens of requests that sequences which use it had to compute */
     uint64_t prefix_evicted;    /* pages */
@@ -6198,7 +6202,10 @@ typedef struct kvc__table {
     void *user;
     int can_expire;                     /* a page was given a time to live */
     int can_put;                        /* there is a tier that takes pages */
-    uint64_t n_hit, n_computed, n_evicted;  /* tokens; pages */
+    uint64_t n_asked, n_answered;       /* prefills */
+    uint64_t n_hit, n_computed;         /* tokens */
+    uint64_t n_evicted;                 /* pages */
+    uint64_t n_bytes, n_bytes_peak;     /* of the pages that entries know */
     uint64_t n_put, n_got, n_refused;   /* pages, of the tier */
 } kvc__table;
 
@@ -7245,6 +7252,9 @@ static void kvc__page_attach(kvc__pool *pool, uint32_t page, uint32_t entry)
     *kvc__entry_page(pool->table, entry, pool->reach) = page;
     pool->table->entries[entry].out &= ~((uint32_t)1 << pool->reach);
     pool->table->entries[entry].n_pages++;
+    pool->table->n_bytes += pool->page;
+    if (pool->table->n_bytes > pool->table->n_bytes_peak)
+        pool->table->n_bytes_peak = pool->table->n_bytes;
     *kvc__page_refs(pool, page) += pool->table->entries[entry].pins;
 }
 
@@ -7260,6 +7270,7 @@ static void kvc__page_detach(kvc__pool *pool, uint32_t page)
     keep->entry = KVC__NONE;
     *kvc__entry_page(pool->table, entry, pool->reach) = KVC__NONE;
     pool->table->entries[entry].n_pages--;
+    pool->table->n_bytes -= pool->page;
 }
 
 /* Whether the tier is to have a page of an entry before it is lost. */
@@ -8965,6 +8976,8 @@ static kvc_result kvc__seq_promise(kvc_seq *s, kvc__want *want, kvc_error *err)
         s->rings[i].promised = need[i];
     }
     if (r == KVC_OK && s->salt != KVC__NONE) {
+        c->table.n_asked += want->n_known != 0;
+        c->table.n_answered += s->n_hit != 0;
         c->table.n_hit += s->n_hit;
         c->table.n_computed += want->n - s->n_hit;
     }
@@ -10627,6 +10640,10 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
         info->pages_cached += one->pages_cached;
         info->pages_peak += one->pages_peak;
     }
+    info->prefix_bytes = c->table.n_bytes;
+    info->prefix_bytes_peak = c->table.n_bytes_peak;
+    info->prefix_asked = c->table.n_asked;
+    info->prefix_answered = c->table.n_answered;
     info->prefix_hit = c->table.n_hit;
     info->prefix_computed = c->table.n_computed;
     info->prefix_evicted = c->table.n_evicted;

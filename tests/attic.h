@@ -1,6 +1,6 @@
 /* attic.h - a second tier in memory for tests: it keeps what is put, may lose things, be slow or
-   hand out damaged bytes, and counts wrong calls. Any number of threads. Include it after
-   testing.h. */
+   hand out damaged bytes, and counts wrong calls. Any number of threads. Include it after kvc.h and
+   gguf_write.h. */
 #ifndef ATTIC_H
 #define ATTIC_H
 

@@ -393,6 +393,7 @@ static uint32_t pass(shelf_test *t, uint32_t text, const kvc_share *share, kvc_m
 
 static void test_reasons(void **state) {
     shelf_test t;
+    kvc_cache_info info;
     kvc_miss miss;
     (void)state;
     shelf_open(&t, 12);
@@ -404,6 +405,13 @@ static void test_reasons(void **state) {
     assert_int_equal(pass(&t, 0, NULL, &miss), 0);
     assert_int_equal(miss, KVC_MISS_EVICTED);
     assert_true(t.n_stored > 16 && t.n_gone >= t.n_stored - 12);
+    kvc_cache_query(t.cache, &info);
+    assert_int_equal(info.prefix_asked, 6);
+    assert_int_equal(info.prefix_answered, 1);
+    assert_int_equal(info.prefix_hit, N_TEXT);
+    assert_int_equal(info.prefix_computed, 5 * (N_TEXT + 1) + 1);
+    assert_int_equal(info.prefix_bytes, info.pages_cached * info.page_bytes);
+    assert_int_equal(info.prefix_bytes_peak, 12 * info.page_bytes);
     shelf_close(&t);
 }
 
