@@ -7,7 +7,8 @@
 #   make sanitize   the same programs under AddressSanitizer and UBSan (SANITIZERS=thread)
 #   make tsan       several threads on one cache under the thread sanitizer
 #   make lint       the header's own rules, and every compiler and switch without a warning
-#   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86
+#   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86; make clang: by
+#                   that compiler
 #   make bench      CSV of speeds (ARGS=--help); bench/README.md shows how its tables are made
 #   make mkmodel    build/mkmodel, which writes models of random weights
 #   make bench-plot draws the CSV files in bench/results/ with gnuplot
@@ -144,6 +145,6 @@ clean:
 	rm -rf $(BUILD)
 
 FORCE:
-.PHONY: all programs run train test deps lint sanitize tsan aarch64 aarch64-plain \
+.PHONY: all programs run train test deps lint sanitize tsan clang aarch64 aarch64-plain \
     aarch64-dotprod m32 bench mkmodel bench-plot bench-peers install clean FORCE
 .DELETE_ON_ERROR:
