@@ -49,11 +49,11 @@ ifeq ($(HIREDIS),)
 EXAMPLES := $(filter-out $(BUILD)/prefix_redis,$(EXAMPLES))
 endif
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
-LINKED_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream
+LINKED_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream $(BUILD)/batch
 KV_BENCH := $(LINKED_BENCH) $(BUILD)/prefix
 # These know the API alone and are linked with one object; all others contain the implementation.
 LINKED   := $(LINKED_BENCH) $(BUILD)/oracle \
-    $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern)
+    $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern batch)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
 # The flags file changes when the command line does.
 NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags
@@ -118,6 +118,9 @@ aarch64-plain: $(BUILD)/bits
 
 aarch64-dotprod: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) dotprod qemu-aarch64 $(CROSS)gcc -march=armv8.2-a+dotprod
+
+clang: $(BUILD)/bits
+	@sh tests/bits.sh $(BUILD) clang none clang
 
 m32: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) m32 qemu-i386 $(CC) -m32 -msse2 -mfpmath=sse

@@ -91,6 +91,8 @@
        context    a worker: scratch memory, its threads, the cursor of the running step
        step       one pass over the weights for a number of rows
        row        one token at one position of one sequence, inside a step
+       batch      prefills and decodes of several sequences in one step: the weights are read once
+                  for all, so sixteen characters do not wait sixteen times as long as one
        prefill    a step over many known tokens; bound by arithmetic
        decode     a step over one new token; bound by reading the weights and the cache
        logits     one number for each token of the vocabulary: how likely it is to come next
@@ -922,6 +924,31 @@ KVC_API kvc_result kvc_prefill_rows(kvc_ctx *ctx, kvc_seq *seq, const kvc_token 
 /* Decode: appends one token and gives the logits after it, as kvc_prefill does; the same bits as a
    prefill of that token. Always the built-in kernels. */
 KVC_API kvc_result kvc_decode(kvc_ctx *ctx, kvc_seq *seq, kvc_token token, const float **logits,
+    kvc_error *err);
+
+/* One sequence's part of a batch. */
+typedef struct kvc_request {
+    kvc_seq *seq;
+    const kvc_token *tokens;    /* [n_tokens] to be appended, at least 1 */
+    size_t n_tokens;
+    const size_t *rows;         /* [n_rows] whose logits are wanted: indices into tokens, strictly
+                                   rising; NULL: the last n_rows of the tokens */
+    size_t n_rows;              /* 0: no logits */
+    float *logits;              /* [n_rows, n_vocab], the host's; written only if result is
+                                   KVC_OK */
+    kvc_result result;          /* set by the call: what became of this request, */
+    kvc_error *err;             /* and why; the host's, or NULL */
+    size_t at, row;             /* the library's: tokens and rows that are done, */
+    uint32_t n_now, is_decode;  /* rows of the running pass; 1: always the built-in kernels */
+} kvc_request;
+
+/* Appends tokens to several sequences in the same passes over the weights, prefills and decodes
+   mixed, of any lengths. The bits are those of one call for each. A pass takes n_batch rows of the
+   context at most: one of each request, as far as they go, and as many more of the first ones. A
+   request that fails does so alone, with the errors of kvc_prefill, also where a sequence is in the
+   batch for a second time; its sequence is as before. One of a single token is a decode. Errors of
+   the call itself: ARGUMENT; nothing is done then. */
+KVC_API kvc_result kvc_batch(kvc_ctx *ctx, kvc_request *requests, size_t n_requests,
     kvc_error *err);
 
 /* ---- sampler ---- */
@@ -6679,7 +6706,7 @@ typedef struct kvc__ring {
 struct kvc_seq {
     kvc_cache *cache;
     uint32_t is_open;
-    uint32_t index, n_uses;             /* scratch of kvc_seq_reorder */
+    uint32_t index, n_uses;             /* scratch of kvc_seq_reorder; kvc_batch uses index */
     uint32_t n_pos;                     /* positions held; the next token's position */
     kvc_policy policy;
     uint32_t n_keep;
@@ -10712,6 +10739,7 @@ typedef struct kvc__op {
     float *dst[3];                  /* [rows, n_out] of each matrix */
     uint32_t n_mats;
     int add_to_x;                   /* the product is added to the residual stream */
+    int to_host;                    /* row r is written to `out` of the plan instead of dst */
     int gated;                      /* dst[0] = silu(product 0) * product 1 */
     kvc__forms make;                /* the forms of the result that matrices read */
     int wanted_rows;                /* works on the rows that want logits, not on all */
@@ -10787,7 +10815,8 @@ typedef struct kvc__plan {
     uint32_t n_ops;
     /* the step */
     kvc__row *rows;                 /* [n_batch] */
-    uint32_t *wanted;               /* [n_batch] rows that want logits, rising */
+    uint32_t *wanted;               /* [n_batch] rows that want logits, rising, */
+    float **out;                    /* [n_batch] and where those go, [n_vocab] each */
     uint32_t n_rows, n_wanted;
     int is_decode;
     kvc__group *groups;             /* [n_batch] the rows in n_groups parts */
@@ -10884,11 +10913,11 @@ static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
 #define KVC__OPS_PER_LAYER 12u
 #define KVC__OPS_AROUND 3u
 
-/* The last operation is the LM head; its dst is set for each step. */
+/* The last operation is the LM head. */
 static void kvc__plan_build(kvc__plan *p)
 {
     const kvc_model *m = p->model;
-    kvc__op *norm;
+    kvc__op *norm, *head;
     uint32_t i;
     p->n_ops = 0;
     kvc__plan_add(p, KVC__OP_EMBED, 0)->width = m->n_embd;
@@ -10898,7 +10927,8 @@ static void kvc__plan_build(kvc__plan *p)
     }
     norm = kvc__plan_norm(p, 0, m->output_norm);
     norm->wanted_rows = 1;
-    kvc__plan_matrix(p, 0, &m->output, p->s.norm, &p->s.narrow, norm, NULL)->wanted_rows = 1;
+    head = kvc__plan_matrix(p, 0, &m->output, p->s.norm, &p->s.narrow, norm, NULL);
+    head->wanted_rows = head->to_host = 1;
 }
 
 /* ---- cutting into tiles ---- */
@@ -11038,11 +11068,10 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
     op->n_tiles = (uint32_t)((op->n_units + op->tile_units - 1) / op->tile_units);
 }
 
-/* For the rows now in the plan; logits [n_wanted, n_vocab] may be NULL if none is wanted. */
-static void kvc__plan_prepare(kvc__plan *p, float *logits)
+/* For the rows now in the plan. */
+static void kvc__plan_prepare(kvc__plan *p)
 {
     uint32_t i;
-    p->ops[p->n_ops - 1].dst[0] = logits;
     kvc__prepare_groups(p);
     for (i = 0; i < p->model->n_reaches; i++) kvc__prepare_runs(p, i);
     for (i = 0; i < p->n_ops; i++) kvc__prepare(p, &p->ops[i]);
@@ -11291,13 +11320,20 @@ static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc_
     if (m->bias != NULL) kvc__block_bias(p, b, m->bias);
 }
 
+/* Where a row of one of an op's products goes. */
+static float *kvc__op_row(const kvc__plan *p, const kvc__op *op, uint32_t mat, uint32_t row)
+{
+    if (op->to_host) return p->out[row];
+    return op->dst[mat] + (size_t)row * op->mats[mat]->n_out;
+}
+
 /* Writes a finished block to dst, or adds it to the residual stream there. */
 static void kvc__block_finish(const kvc__plan *p, const kvc__op *op, const kvc__block *b)
 {
     uint32_t r;
     for (r = 0; r < b->n_rows; r++) {
         const float *y = b->y + (size_t)r * b->stride;
-        float *dst = op->dst[b->mat] + (size_t)(b->row + r) * op->mats[b->mat]->n_out + b->out;
+        float *dst = kvc__op_row(p, op, b->mat, b->row + r) + b->out;
         if (op->add_to_x) p->kernels->accumulate(dst, y, b->n_out);
         else memcpy(dst, y, b->n_out * sizeof(float));
     }
@@ -11387,7 +11423,24 @@ static void kvc__ask_more(kvc__ask *a, size_t n)
 }
 
 #if KVC_USE_CBLAS
-/* dst (+)= src W^T for all rows: F32 weights in place, others decoded a panel at a time. */
+/* dst (+)= src w^T for outputs [out, out + n) of all rows; those that follow each other in memory
+   in one call. */
+static void kvc__panel_cblas(const kvc__plan *p, const kvc__op *op, uint32_t mat, uint32_t out,
+    uint32_t n, const float *w)
+{
+    const kvc__matrix *m = op->mats[mat];
+    uint32_t row, end;
+    for (row = 0; row < op->n_rows; row = end) {
+        float *dst = kvc__op_row(p, op, mat, row);
+        for (end = row + 1; end < op->n_rows; end++)
+            if (kvc__op_row(p, op, mat, end) != dst + (size_t)(end - row) * m->n_out) break;
+        cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)(end - row), (int)n,
+            (int)m->n_in, 1.0f, op->src + (size_t)row * m->n_in, (int)m->n_in, w, (int)m->n_in,
+            op->add_to_x ? 1.0f : 0.0f, dst + out, (int)m->n_out);
+    }
+}
+
+/* All of an op's products: F32 weights in place, others decoded a panel at a time. */
 static void kvc__matrix_cblas(const kvc__plan *p, const kvc__op *op)
 {
     uint32_t i, out, n, r, o;
@@ -11405,14 +11458,10 @@ static void kvc__matrix_cblas(const kvc__plan *p, const kvc__op *op)
                     kvc__decode_row(p->s.panel + (size_t)o * m->n_in,
                         m->data + (size_t)(out + o) * m->row_size, m->type, m->n_in);
             }
-            cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)op->n_rows, (int)n,
-                (int)m->n_in,
-                1.0f, op->src, (int)m->n_in, w, (int)m->n_in, op->add_to_x ? 1.0f : 0.0f,
-                op->dst[i] + out, (int)m->n_out);
+            kvc__panel_cblas(p, op, i, out, n, w);
         }
-        if (m->bias == NULL) continue;
-        for (r = 0; r < op->n_rows; r++)
-            for (o = 0; o < m->n_out; o++) op->dst[i][(size_t)r * m->n_out + o] += m->bias[o];
+        for (r = 0; m->bias != NULL && r < op->n_rows; r++)
+            p->kernels->accumulate(kvc__op_row(p, op, i, r), m->bias, m->n_out);
     }
 }
 #endif
@@ -11633,10 +11682,10 @@ static void kvc__walk(void *arg, uint32_t worker)
 }
 
 /* Computes the rows in the plan. */
-static void kvc__step_run(kvc_ctx *ctx, float *logits)
+static void kvc__step_run(kvc_ctx *ctx)
 {
     uint32_t first;
-    kvc__plan_prepare(&ctx->plan, logits);
+    kvc__plan_prepare(&ctx->plan);
     first = kvc__plan_next(&ctx->plan, 0);
     kvc__cursor_open(&ctx->cursor, first);
     kvc__atomic_store(&ctx->cursor.op, first);      /* back from the end; nobody waits yet */
@@ -11741,6 +11790,7 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     kvc__op *ops = (kvc__op *)kvc__take(arena, max_ops, sizeof *ops);
     kvc__row *rows = (kvc__row *)kvc__take(arena, d->n_batch, sizeof *rows);
     uint32_t *wanted = (uint32_t *)kvc__take(arena, d->n_batch, sizeof *wanted);
+    float **out = (float **)kvc__take(arena, d->n_batch, sizeof *out);
     kvc__group *groups = (kvc__group *)kvc__take(arena, d->n_batch, sizeof *groups);
     kvc__crew_member *members =
         (kvc__crew_member *)kvc__take(arena, d->n_threads - 1, sizeof *members);
@@ -11761,6 +11811,7 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     ctx->plan.ops = ops;
     ctx->plan.rows = rows;
     ctx->plan.wanted = wanted;
+    ctx->plan.out = out;
     ctx->plan.groups = groups;
     ctx->plan.n_head_groups = d->model->n_kv_heads *
         kvc__div_up(d->model->n_heads / d->model->n_kv_heads, KVC__MAX_QUERIES);
@@ -11835,33 +11886,30 @@ static void kvc__ctx_free(kvc_ctx *ctx)
 
 /* ---- prefill and decode ---- */
 
-/* A request: tokens for one sequence and where the logits of which rows go. */
-typedef struct kvc__request {
-    kvc_seq *seq;
-    const kvc_token *tokens;    /* [n_tokens] */
-    size_t n_tokens;
-    const size_t *rows;         /* [n_rows] strictly rising indices into tokens */
-    size_t n_rows;
-    float *logits;              /* [n_rows, n_vocab] */
-    int is_decode;
-} kvc__request;
+/* The token whose logits come i-th. */
+static size_t kvc__request_row(const kvc_request *q, size_t i)
+{
+    return q->rows != NULL ? q->rows[i] : q->n_tokens - q->n_rows + i;
+}
 
-static kvc_result kvc__request_check(const kvc_ctx *ctx, const kvc__request *q, kvc_error *err)
+static kvc_result kvc__request_check(const kvc_ctx *ctx, const kvc_request *q)
 {
     const kvc_model *m = ctx->desc.model;
     size_t i;
     if (q->seq == NULL || !q->seq->is_open)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
     if (q->seq->cache->desc.model != m)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq",
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "seq",
             "its cache is of another model than the context");
     if (q->tokens == NULL || q->n_tokens == 0)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "tokens", "no tokens");
-    if (q->n_rows != 0 && (q->rows == NULL || q->logits == NULL))
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, q->rows == NULL ? "rows" : "logits", "NULL");
-    for (i = 0; i < q->n_rows; i++) {
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "tokens", "no tokens");
+    if (q->n_rows != 0 && q->logits == NULL)
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "logits", "NULL");
+    if (q->n_rows > q->n_tokens)
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "n_rows", "more than n_tokens");
+    for (i = 0; q->rows != NULL && i < q->n_rows; i++) {
         if (q->rows[i] >= q->n_tokens || (i > 0 && q->rows[i] <= q->rows[i - 1]))
-            return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "rows", "entry", i,
+            return kvc__fail_numbers(q->err, KVC_ERROR_ARGUMENT, "rows", "entry", i,
                 "is not rising or not below n_tokens, it is", q->rows[i]);
     }
     /* too many for the sequence: that is what the caller is told, without reading them all */
@@ -11869,53 +11917,107 @@ static kvc_result kvc__request_check(const kvc_ctx *ctx, const kvc__request *q, 
         return KVC_OK;
     for (i = 0; i < q->n_tokens; i++) {
         if (q->tokens[i] < 0 || (uint32_t)q->tokens[i] >= m->n_vocab)
-            return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "tokens", "entry", i,
+            return kvc__fail_numbers(q->err, KVC_ERROR_ARGUMENT, "tokens", "entry", i,
                 "is not an id below", m->n_vocab);
     }
     return KVC_OK;
 }
 
-/* One chunk: tokens [first, first + n) of the request; *row is the next wanted row. */
-static void kvc__request_chunk(kvc_ctx *ctx, const kvc__request *q, size_t first, uint32_t n,
-    size_t *row)
+/* Checks the request and reserves what it needs; afterwards it cannot fail. */
+static kvc_result kvc__request_start(kvc_ctx *ctx, kvc_request *q)
 {
-    kvc__plan *p = &ctx->plan;
-    size_t row_0 = *row;
-    uint32_t i;
-    p->n_rows = n;
-    p->n_wanted = 0;
-    p->is_decode = q->is_decode;
-    for (i = 0; i < n; i++) {
-        p->rows[i].seq = q->seq;
-        p->rows[i].slot = kvc__seq_last(q->seq)->end + i;
-        p->rows[i].token = q->tokens[first + i];
-        *kvc__token_of(q->seq, kvc__seq_last(q->seq), p->rows[i].slot) = p->rows[i].token;
-        if (*row < q->n_rows && q->rows[*row] == first + i) {
-            p->wanted[p->n_wanted++] = i;
-            ++*row;
-        }
-    }
-    kvc__step_run(ctx, q->logits != NULL ? q->logits + row_0 * ctx->desc.model->n_vocab : NULL);
-    kvc__seq_add(q->seq, n);
-}
-
-static kvc_result kvc__request_run(kvc_ctx *ctx, const kvc__request *q, kvc_error *err)
-{
-    size_t first, row = 0, n, most;
-    kvc_result r = kvc__request_check(ctx, q, err);
+    kvc_result r = kvc__request_check(ctx, q);
+    q->at = q->row = 0;
     if (r != KVC_OK) return r;
-    most = kvc__seq_chunk(q->seq, ctx->desc.n_batch);
     if (!q->is_decode) kvc__prefix_engine(q->seq, ctx->desc.gemm);
     r = kvc__seq_reserve(q->seq, q->tokens, q->n_tokens,
-        q->n_rows != 0 ? q->rows[0] : q->n_tokens - 1, err);
-    if (r != KVC_OK) return r;
-    for (first = q->seq->n_hit; first < q->n_tokens; first += n) {
-        n = q->n_tokens - first < most ? q->n_tokens - first : most;
-        n = kvc__seq_advance(q->seq, (uint32_t)n);
-        kvc__request_chunk(ctx, q, first, (uint32_t)n, &row);
+        q->n_rows != 0 ? kvc__request_row(q, 0) : q->n_tokens - 1, q->err);
+    if (r == KVC_OK) q->at = q->seq->n_hit;
+    return r;
+}
+
+/* Puts the request's next rows into the pass, n at most. */
+static void kvc__request_rows(kvc_ctx *ctx, kvc_request *q, uint32_t n)
+{
+    kvc__plan *p = &ctx->plan;
+    const kvc__extent *t;
+    uint32_t i, most = kvc__seq_chunk(q->seq, ctx->desc.n_batch);
+    if (n > most) n = most;
+    if (n > q->n_tokens - q->at) n = (uint32_t)(q->n_tokens - q->at);
+    q->n_now = kvc__seq_advance(q->seq, n);
+    t = kvc__seq_last(q->seq);
+    for (i = 0; i < q->n_now; i++, p->n_rows++) {
+        kvc__row *row = &p->rows[p->n_rows];
+        row->seq = q->seq;
+        row->slot = t->end + i;
+        row->token = q->tokens[q->at + i];
+        *kvc__token_of(q->seq, t, row->slot) = row->token;
+        if (q->row == q->n_rows || kvc__request_row(q, q->row) != q->at + i) continue;
+        p->wanted[p->n_wanted] = p->n_rows;
+        p->out[p->n_wanted++] = q->logits + q->row++ * ctx->desc.model->n_vocab;
     }
-    kvc__seq_settle(q->seq);
-    return KVC_OK;
+}
+
+/* Whether rows of a request can be in a pass. cblas computes prefills only. */
+static int kvc__request_waits(const kvc_ctx *ctx, const kvc_request *q, int decodes)
+{
+    if (q->result != KVC_OK || q->at == q->n_tokens) return 0;
+    return ctx->desc.gemm == KVC_GEMM_BUILTIN || (int)q->is_decode == decodes;
+}
+
+/* One pass over the weights, with rows of as many requests as there is room for: one of each, and
+   what is left to the first ones. 0: none has any. */
+static int kvc__batch_pass(kvc_ctx *ctx, kvc_request *q, size_t n, int decodes)
+{
+    kvc__plan *p = &ctx->plan;
+    size_t i, n_wait = 0;
+    uint32_t left;
+    p->n_rows = p->n_wanted = 0;
+    p->is_decode = decodes;
+    for (i = 0; i < n; i++) n_wait += (size_t)kvc__request_waits(ctx, &q[i], decodes);
+    if (n_wait == 0) return 0;
+    for (i = 0; i < n; i++) {
+        q[i].n_now = 0;
+        if (!kvc__request_waits(ctx, &q[i], decodes) || p->n_rows == ctx->desc.n_batch) continue;
+        n_wait--;
+        left = ctx->desc.n_batch - p->n_rows;
+        kvc__request_rows(ctx, &q[i], n_wait < left ? left - (uint32_t)n_wait : 1);
+    }
+    kvc__step_run(ctx);
+    for (i = 0; i < n; i++) {
+        if (q[i].n_now == 0) continue;
+        kvc__seq_add(q[i].seq, q[i].n_now);
+        q[i].at += q[i].n_now;
+        q[i].n_now = 0;
+        if (q[i].at == q[i].n_tokens) kvc__seq_settle(q[i].seq);
+    }
+    return 1;
+}
+
+static void kvc__batch_run(kvc_ctx *ctx, kvc_request *q, size_t n)
+{
+    size_t i;
+    int decodes;
+    for (i = 0; i < n; i++)
+        if (q[i].result == KVC_OK) q[i].result = kvc__request_start(ctx, &q[i]);
+    for (decodes = 0; decodes < 2; decodes++)
+        while (kvc__batch_pass(ctx, q, n, decodes)) continue;
+}
+
+/* Requests of a batch: none for a sequence that is in it already. */
+static void kvc__batch_begin(kvc_request *q, size_t n)
+{
+    size_t i;
+    for (i = n; i-- > 0;) {
+        q[i].result = KVC_OK;
+        q[i].n_now = 0;
+        q[i].is_decode = q[i].n_tokens == 1;
+        if (q[i].seq != NULL) q[i].seq->index = (uint32_t)i;
+    }
+    for (i = 0; i < n; i++)
+        if (q[i].seq != NULL && q[i].seq->index != (uint32_t)i)
+            q[i].result = kvc__fail(q[i].err, KVC_ERROR_ARGUMENT, "seq",
+                "it is in the batch already");
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -12818,37 +12920,39 @@ KVC_API void kvc_ctx_query(const kvc_ctx *ctx, kvc_ctx_info *info)
 KVC_API kvc_result kvc_prefill_rows(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens,
     size_t n_tokens, const size_t *rows, size_t n_rows, float *logits, kvc_error *err)
 {
-    kvc__request q;
+    kvc_request q;
     if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    if (n_rows != 0 && rows == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "rows", "NULL");
+    memset(&q, 0, sizeof q);
     q.seq = seq;
     q.tokens = tokens;
     q.n_tokens = n_tokens;
     q.rows = rows;
     q.n_rows = n_rows;
     q.logits = logits;
-    q.is_decode = 0;
-    return kvc__request_run(ctx, &q, err);
+    q.err = err;
+    kvc__batch_run(ctx, &q, 1);
+    return q.result;
 }
 
 /* Logits of the last row in the context's own buffer, or none. */
 static kvc_result kvc__request_last(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens,
-    size_t n_tokens, int is_decode, const float **logits, kvc_error *err)
+    size_t n_tokens, uint32_t is_decode, const float **logits, kvc_error *err)
 {
-    kvc__request q;
-    size_t row = n_tokens - 1;
-    kvc_result r;
+    kvc_request q;
     if (logits != NULL) *logits = NULL;
     if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    memset(&q, 0, sizeof q);
     q.seq = seq;
     q.tokens = tokens;
     q.n_tokens = n_tokens;
-    q.rows = &row;
     q.n_rows = logits != NULL && n_tokens != 0;
     q.logits = ctx->plan.s.logits;
+    q.err = err;
     q.is_decode = is_decode;
-    r = kvc__request_run(ctx, &q, err);
-    if (r == KVC_OK && logits != NULL) *logits = ctx->plan.s.logits;
-    return r;
+    kvc__batch_run(ctx, &q, 1);
+    if (q.result == KVC_OK && logits != NULL) *logits = ctx->plan.s.logits;
+    return q.result;
 }
 
 KVC_API kvc_result kvc_prefill(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens, size_t n_tokens,
@@ -12861,6 +12965,19 @@ KVC_API kvc_result kvc_decode(kvc_ctx *ctx, kvc_seq *seq, kvc_token token, const
     kvc_error *err)
 {
     return kvc__request_last(ctx, seq, &token, 1, 1, logits, err);
+}
+
+KVC_API kvc_result kvc_batch(kvc_ctx *ctx, kvc_request *requests, size_t n_requests,
+    kvc_error *err)
+{
+    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    if (requests == NULL && n_requests != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "requests", "NULL");
+    if (n_requests > (1u << 24))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_requests", "more than 2^24");
+    kvc__batch_begin(requests, n_requests);
+    kvc__batch_run(ctx, requests, n_requests);
+    return KVC_OK;
 }
 
 /* ---- sampler ---- */

@@ -335,7 +335,7 @@ static void test_tile_counts(void **state) {
     for (i = 0; i < 1u << 20; i++) ctx->plan.rows[i].seq = seq;
     for (i = 0; i < COUNT(rows); i++) {
         ctx->plan.n_rows = ctx->plan.n_wanted = rows[i];
-        kvc__plan_prepare(&ctx->plan, NULL);
+        kvc__plan_prepare(&ctx->plan);
         for (op = 0; op < ctx->plan.n_ops; op++) {
             if (ctx->plan.ops[op].n_tiles <= 65535 - KVC__MAX_THREADS) continue;
             print_error("%u rows: operation %u has %u tiles\n", rows[i], op,

@@ -1,0 +1,394 @@
+/* Batches: several sequences in the same passes give the bits of one call for each, and what fails
+   does so alone. */
+#define _POSIX_C_SOURCE 200809L
+#include "../kvc.h"
+
+#include "testing.h"
+
+enum { N_VOCAB = 48, PAGE = 16, N_SEQS = 32, N_CTX = 400 };
+#define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
+    .n_ctx = 4096
+
+/* ---- the same in batches and one by one ---- */
+
+/* Two caches with the same sequences: one is computed in batches, the other by single calls. */
+typedef struct pair {
+    rig rig;
+    kvc_cache *cache[2];
+    kvc_ctx *ctx[2];
+    kvc_seq *seq[2][N_SEQS];
+    kvc_token text[N_SEQS][N_CTX];      /* tokens of a request */
+    size_t rows[N_SEQS][N_CTX];
+    kvc_request requests[N_SEQS];
+    kvc_error err[N_SEQS];
+    float *logits[2];                   /* [N_SEQS * N_CTX, N_VOCAB] */
+    kvc_policy policy;
+    int shared;
+    uint64_t state;
+    unsigned n_rows, n_full;
+} pair;
+
+static uint32_t draw(pair *p, uint32_t n) {
+    return (uint32_t)(model_random(&p->state) % n);
+}
+
+static kvc_seq *open_one(pair *p, int side) {
+    kvc_seq *seq;
+    if (p->shared) OK(kvc_seq_open_shared(&seq, p->cache[side], NULL, &last));
+    else OK(kvc_seq_open(&seq, p->cache[side], &last));
+    OK(kvc_seq_set_policy(seq, p->policy, p->policy == KVC_POLICY_WINDOW ? 5 : 0, 0, &last));
+    return seq;
+}
+
+static void pair_open(pair *p, const model_shape *shape, kvc_kv_type kv, kvc_policy policy,
+    int shared, uint32_t n_batch, uint32_t n_threads) {
+    kvc_cache_desc desc = {0};
+    int side;
+    uint32_t i;
+    memset(p, 0, sizeof *p);
+    p->state = n_batch + 100 * n_threads;
+    p->policy = policy;
+    p->shared = shared;
+    rig_open(&p->rig, shape);
+    desc.model = p->rig.model;
+    desc.n_ctx = N_CTX;
+    desc.n_seqs = N_SEQS;
+    desc.page_size = PAGE;
+    desc.n_back = 40;
+    desc.n_batch = 64;
+    desc.n_prefix = shared ? 4000 : 0;
+    desc.type_k = desc.type_v = kv;
+    for (side = 0; side < 2; side++) {
+        OK(kvc_cache_new(&p->cache[side], &desc, &last));
+        p->ctx[side] = new_ctx(&p->rig, side ? 64 : n_batch, side ? 1 : n_threads, KVC_ISA_BEST);
+        p->logits[side] = (float *)gguf_must(malloc(N_SEQS * N_CTX * N_VOCAB * sizeof(float)));
+        for (i = 0; i < N_SEQS; i++) p->seq[side][i] = open_one(p, side);
+    }
+}
+
+static void pair_close(pair *p) {
+    int side;
+    uint32_t i;
+    kvc_cache_info info;
+    for (side = 0; side < 2; side++) {
+        for (i = 0; i < N_SEQS; i++) kvc_seq_close(p->seq[side][i]);
+        kvc_cache_query(p->cache[side], &info);
+        assert_int_equal(info.pages_live, 0);
+        assert_int_equal(info.reaches[0].pages_promised, 0);
+        kvc_ctx_free(p->ctx[side]);
+        kvc_cache_free(p->cache[side]);
+        free(p->logits[side]);
+    }
+    rig_close(&p->rig);
+}
+
+/* Something else happens to a sequence on both sides. */
+static void disturb(pair *p) {
+    uint32_t i = draw(p, N_SEQS), k = draw(p, N_SEQS), back;
+    kvc_seq_info info;
+    int side;
+    kvc_seq_query(p->seq[0][i], &info);
+    back = draw(p, info.length + 1);
+    for (side = 0; side < 2; side++) {
+        if (draw(p, 1) == 0 && i != k && (i + k) % 3 == 0) {
+            kvc_seq_close(p->seq[side][k]);
+            OK(kvc_seq_fork(&p->seq[side][k], p->seq[side][i], &last));
+        } else if (back == 0 || back >= info.rollback_least) {
+            OK(kvc_seq_rollback(p->seq[side][i], back));
+        } else {
+            kvc_seq_close(p->seq[side][i]);
+            p->seq[side][i] = open_one(p, side);
+        }
+    }
+}
+
+/* A request for sequence i: a decode or a prefill, with logits of some rows. */
+static void make_request(pair *p, kvc_request *q, uint32_t i, uint32_t at) {
+    static const uint32_t most[] = {1, 1, 1, 5, 40, 400};
+    uint32_t n = 1 + draw(p, most[draw(p, 6)]), k;
+    memset(q, 0, sizeof *q);
+    q->seq = p->seq[0][i];
+    q->n_tokens = n;
+    /* often the beginning that others have, too */
+    random_tokens(p->text[i], n, N_VOCAB, draw(p, 4) ? 7 : model_random(&p->state));
+    q->tokens = p->text[i];
+    q->err = &p->err[i];
+    q->logits = p->logits[0] + (size_t)at * N_VOCAB;
+    if (draw(p, 3) == 0) {
+        for (k = 0; k < n; k++)
+            if (draw(p, 4) == 0) p->rows[i][q->n_rows++] = k;
+        q->rows = p->rows[i];
+    } else {
+        q->n_rows = draw(p, 4) == 0 ? draw(p, n + 1) : 1;
+    }
+}
+
+static void one_batch(pair *p) {
+    uint32_t n = 1 + draw(p, N_SEQS), first = draw(p, N_SEQS), i, k, at = 0;
+    for (i = 0; i < n; i++) {
+        make_request(p, &p->requests[i], (first + i) % N_SEQS, at);
+        at += (uint32_t)p->requests[i].n_rows;
+    }
+    OK(kvc_batch(p->ctx[0], p->requests, n, &last));
+    for (i = 0; i < n; i++) {
+        const kvc_request *q = &p->requests[i];
+        kvc_seq *seq = p->seq[1][(first + i) % N_SEQS];
+        size_t rows[N_CTX];
+        float *want = p->logits[1];
+        kvc_result r;
+        for (k = 0; k < q->n_rows; k++)
+            rows[k] = q->rows ? q->rows[k] : q->n_tokens - q->n_rows + k;
+        r = kvc_prefill_rows(p->ctx[1], seq, q->tokens, q->n_tokens, rows, q->n_rows, want, &last);
+        assert_int_equal(q->result, r);
+        assert_int_equal(kvc_seq_length(q->seq), kvc_seq_length(seq));
+        if (r != KVC_OK) {
+            assert_int_equal(r, KVC_ERROR_FULL);
+            assert_string_equal(q->err->where, last.where);
+            p->n_full++;
+            continue;
+        }
+        SAME(q->logits, want, q->n_rows, N_VOCAB, "in a batch");
+        p->n_rows += (unsigned)q->n_rows;
+    }
+}
+
+static void random_batches(const model_shape *shape, kvc_kv_type kv, kvc_policy policy, int shared,
+    uint32_t n_batch, uint32_t n_threads) {
+    static pair p;
+    int i;
+    pair_open(&p, shape, kv, policy, shared, n_batch, n_threads);
+    for (i = 0; i < 40; i++) {
+        one_batch(&p);
+        disturb(&p);
+        disturb(&p);
+    }
+    print_message("%u rows equal, %u requests found no room\n", p.n_rows, p.n_full);
+    assert_true(p.n_rows > 1000);
+    assert_int_equal(p.n_full > 0, policy == KVC_POLICY_ERROR);
+    pair_close(&p);
+}
+
+static void test_random(void **state) {
+    static const model_shape plain = {TINY};
+    static const model_shape windows = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
+    static const model_shape heads = {.n_embd = 64, .n_heads = 6, .n_kv_heads = 2, .head_dim = 16,
+        .n_ff = 96, .n_vocab = N_VOCAB, .n_ctx = 4096, .type = GGUF_Q8_0};
+    (void)state;
+    random_batches(&plain, KVC_KV_F32, KVC_POLICY_ERROR, 0, 64, 1);
+    random_batches(&plain, KVC_KV_F32, KVC_POLICY_ERROR, 0, 7, 2);
+    random_batches(&heads, KVC_KV_Q8, KVC_POLICY_ERROR, 1, 50, 3);
+    random_batches(&windows, KVC_KV_F16, KVC_POLICY_ERROR, 1, 128, 2);
+    random_batches(&windows, KVC_KV_F32, KVC_POLICY_GROW, 0, 300, 1);
+    random_batches(&plain, KVC_KV_Q4, KVC_POLICY_WINDOW, 0, 33, 2);
+}
+
+/* ---- what fails ---- */
+
+static void test_bad_requests(void **state) {
+    static const model_shape shape = {TINY};
+    enum { N = 8 };
+    kvc_token text[200], bad[3] = {1, N_VOCAB, 2};
+    size_t rows[2] = {1, 1};
+    float logits[N * N_VOCAB], *want;
+    kvc_request q[N] = {{0}};
+    kvc_error err[N];
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_seq *seq[4];
+    rig r;
+    int i;
+    (void)state;
+    rig_open(&r, &shape);
+    cache = new_cache(&r, 100, 4, PAGE, KVC_KV_F32);
+    ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+    random_tokens(text, 200, N_VOCAB, 3);
+    want = cold_run(&r, text, 100, KVC_KV_F32);
+    for (i = 0; i < 4; i++) {
+        seq[i] = new_seq(cache);
+        OK(kvc_prefill(ctx, seq[i], text, 10, NULL, &last));
+    }
+    for (i = 0; i < N; i++) {
+        q[i].seq = seq[i % 4];
+        q[i].tokens = text + 10;
+        q[i].n_tokens = 20;
+        q[i].n_rows = 1;
+        q[i].logits = logits + i * N_VOCAB;
+        q[i].err = &err[i];
+    }
+    q[1].tokens = bad;                  /* no such token */
+    q[1].n_tokens = 3;
+    q[2].n_tokens = 91;                 /* too many */
+    q[3].rows = rows;                   /* not rising */
+    q[3].n_rows = 2;
+    q[5].seq = NULL;
+    q[6].n_tokens = 0;
+    q[7].seq = seq[0];                  /* again, as q[4] is */
+    OK(kvc_batch(ctx, q, N, &last));
+    assert_int_equal(q[0].result, KVC_OK);
+    SAME(logits, want + 29 * N_VOCAB, 1, N_VOCAB, "beside others that fail");
+    for (i = 1; i < N; i++) {
+        static const char *const where[N] = {"", "tokens", "sequence", "rows", "seq", "seq", "seq",
+            "seq"};
+        assert_int_equal(q[i].result, i == 2 ? KVC_ERROR_FULL : KVC_ERROR_ARGUMENT);
+        assert_string_equal(err[i].where, where[i]);
+    }
+    assert_int_equal(kvc_seq_length(seq[0]), 30);
+    for (i = 1; i < 4; i++) assert_int_equal(kvc_seq_length(seq[i]), 10);
+    q[0].seq = seq[1];
+    q[0].err = NULL;
+    q[0].n_rows = 21;                   /* more than there are tokens; nobody hears why */
+    q[1] = q[2];
+    q[1].seq = seq[2];
+    q[1].n_tokens = 90;
+    q[2] = q[1];
+    q[2].seq = seq[3];
+    q[2].logits = NULL;
+    OK(kvc_batch(ctx, q, 3, &last));
+    assert_int_equal(q[0].result, KVC_ERROR_ARGUMENT);
+    assert_int_equal(q[1].result, KVC_OK);
+    assert_int_equal(q[2].result, KVC_ERROR_ARGUMENT);
+    SAME(q[1].logits, want + 99 * N_VOCAB, 1, N_VOCAB, "to the last position");
+    OK(kvc_batch(ctx, NULL, 0, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "requests", kvc_batch(ctx, NULL, 1, &last));
+    FAILS(KVC_ERROR_ARGUMENT, "ctx", kvc_batch(NULL, q, 1, &last));
+    free(want);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+/* Pages that do not suffice for all: the first requests get theirs. */
+static void test_few_pages(void **state) {
+    static const model_shape shape = {TINY};
+    kvc_cache_desc desc = {0};
+    kvc_token text[40];
+    kvc_request q[6] = {{0}};
+    float logits[6 * N_VOCAB], *want;
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    kvc_error err;
+    rig r;
+    int i;
+    (void)state;
+    rig_open(&r, &shape);
+    desc.model = r.model;
+    desc.n_ctx = 64;
+    desc.n_seqs = 6;
+    desc.n_pages = 10;
+    desc.page_size = PAGE;
+    OK(kvc_cache_new(&cache, &desc, &last));
+    ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+    random_tokens(text, 40, N_VOCAB, 3);
+    want = cold_run(&r, text, 40, KVC_KV_F32);
+    for (i = 0; i < 6; i++) {
+        q[i].seq = new_seq(cache);
+        q[i].tokens = text;
+        q[i].n_tokens = i == 4 ? 1 : 40;
+        q[i].n_rows = 1;
+        q[i].logits = logits + i * N_VOCAB;
+        q[i].err = &err;
+    }
+    OK(kvc_batch(ctx, q, 6, &last));
+    for (i = 0; i < 6; i++) {
+        assert_int_equal(q[i].result, i < 3 || i == 4 ? KVC_OK : KVC_ERROR_FULL);
+        if (q[i].result == KVC_OK)
+            SAME(q[i].logits, want + (q[i].n_tokens - 1) * N_VOCAB, 1, N_VOCAB, "beside others");
+        else assert_int_equal(kvc_seq_length(q[i].seq), 0);
+    }
+    assert_string_equal(err.where, "cache");
+    free(want);
+    kvc_cache_free(cache);
+    kvc_ctx_free(ctx);
+    rig_close(&r);
+}
+
+/* ---- nothing is allocated ---- */
+
+static void test_no_allocation(void **state) {
+    static const model_shape shape = {TINY};
+    kvc_token text[50];
+    kvc_request q[4] = {{0}};
+    float logits[4 * N_VOCAB];
+    kvc_cache *cache;
+    kvc_ctx *ctx;
+    size_t before;
+    rig r;
+    int i;
+    (void)state;
+    rig_open(&r, &shape);
+    cache = new_cache(&r, 64, 4, PAGE, KVC_KV_F32);
+    ctx = new_ctx(&r, 16, 2, KVC_ISA_BEST);
+    random_tokens(text, 50, N_VOCAB, 3);
+    for (i = 0; i < 4; i++) {
+        q[i].seq = new_seq(cache);
+        q[i].tokens = text;
+        q[i].n_tokens = i % 2 ? 1 : 50;
+        q[i].n_rows = 1;
+        q[i].logits = logits + i * N_VOCAB;
+    }
+    before = r.mem.n_allocs;
+    OK(kvc_batch(ctx, q, 4, &last));
+    assert_int_equal(r.mem.n_allocs, before);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+/* ---- cblas ---- */
+
+/* A context with cblas computes prefills with it and decodes without, in a batch as alone. */
+static void test_cblas(void **state) {
+#if KVC_USE_CBLAS
+    static const model_shape shape = {TINY};
+    kvc_ctx_desc desc = {0};
+    kvc_token text[60];
+    kvc_request q[4] = {{0}};
+    float logits[4 * N_VOCAB], *want;
+    kvc_cache *cache;
+    kvc_ctx *ctx, *plain;
+    rig r;
+    int i, k;
+    rig_open(&r, &shape);
+    cache = new_cache(&r, 64, 4, PAGE, KVC_KV_F32);
+    desc.model = r.model;
+    desc.n_batch = 32;
+    desc.gemm = KVC_GEMM_CBLAS;
+    OK(kvc_ctx_new(&ctx, &desc, &last));
+    plain = new_ctx(&r, 32, 1, KVC_ISA_BEST);
+    random_tokens(text, 60, N_VOCAB, 3);
+    want = cold_run(&r, text, 60, KVC_KV_F32);
+    for (i = 0; i < 4; i++) {
+        q[i].seq = new_seq(cache);
+        if (i % 2) OK(kvc_prefill(plain, q[i].seq, text, 30, NULL, &last));
+        q[i].tokens = i % 2 ? text + 30 : text;
+        q[i].n_tokens = i % 2 ? 1 : 60;
+        q[i].n_rows = 1;
+        q[i].logits = logits + i * N_VOCAB;
+    }
+    OK(kvc_batch(ctx, q, 4, &last));
+    for (i = 0; i < 4; i++) {
+        const float *row = want + (i % 2 ? 30 : 59) * N_VOCAB;
+        assert_int_equal(q[i].result, KVC_OK);
+        if (i % 2) SAME(q[i].logits, row, 1, N_VOCAB, "a decode beside cblas");
+        for (k = 0; k < N_VOCAB; k++)
+            assert_true(fabsf(q[i].logits[k] - row[k]) < 1e-4f);
+    }
+    free(want);
+    kvc_ctx_free(plain);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+#endif
+    (void)state;
+}
+
+int main(void) {
+    static const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random),
+        cmocka_unit_test(test_bad_requests),
+        cmocka_unit_test(test_few_pages),
+        cmocka_unit_test(test_no_allocation),
+        cmocka_unit_test(test_cblas)
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
