@@ -54,6 +54,9 @@ KV_BENCH := $(LINKED_BENCH) $(BUILD)/prefix
 # These know the API alone and are linked with one object; all others contain the implementation.
 LINKED   := $(LINKED_BENCH) $(BUILD)/oracle \
     $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern batch)
+# These look inside and link the kernels, so that those are compiled once.
+INSIDE   := $(addprefix $(BUILD)/, $(filter-out test_kernels bits generate, $(notdir \
+    $(filter-out $(LINKED), $(TESTS) $(ORACLES) $(EXAMPLES)))) prefix)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
 # The flags file changes when the command line does.
 NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags
@@ -66,6 +69,8 @@ $(BUILD)/bench: bench/bench.c $(wildcard bench/*.h)
 $(BUILD)/mkmodel: bench/mkmodel.c
 $(KV_BENCH): $(BUILD)/%: bench/%.c bench/tool.h
 $(LINKED): $(BUILD)/kvc.o
+$(INSIDE): $(BUILD)/kernels.o
+$(INSIDE): APART = -DKVC__KERNELS_APART
 $(PEERS): $(BUILD)/%: bench/peers/%.c
 $(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c
 $(TESTS) $(BUILD)/bits: EXTRA = $(TEST_LIBS)
@@ -74,10 +79,14 @@ $(TESTS) $(ORACLES): POSIX = -D_DEFAULT_SOURCE
 $(BUILD)/prefix_redis: EXTRA = $(HIREDIS)
 $(BUILD)/prefix_redis: POSIX = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags hiredis))
 $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(KV_BENCH) $(PEERS): $(NEEDED)
-	$(CC) $(BASE) $(POSIX) $(LDFLAGS) -o $@ $(filter %.c %.o,$^) $(EXTRA) $(LIBS)
+	$(CC) $(BASE) $(POSIX) $(APART) $(LDFLAGS) -o $@ $(filter %.c %.o,$^) $(EXTRA) $(LIBS)
 
 $(BUILD)/kvc.o: kvc.h $(BUILD)/flags
 	$(CC) $(BASE) -x c -DKVC_IMPLEMENTATION -c -o $@ kvc.h
+
+$(BUILD)/kernels.o: kvc.h $(BUILD)/flags
+	$(CC) $(BASE) -x c -DKVC_IMPLEMENTATION -DKVC_STATIC=1 -DKVC__TABLE= \
+	    -c -o $@ kvc.h
 
 $(BUILD)/flags: FORCE
 	@mkdir -p $(BUILD)

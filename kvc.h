@@ -1733,7 +1733,7 @@ static float kvc__f16_to_f32(uint16_t h)
 
 /* Round to nearest, ties to even; overflow gives infinity, NaN stays NaN and keeps what of its
    payload fits, as the processors have it. */
-static uint16_t kvc__f32_to_f16(float x)
+static KVC__UNUSED uint16_t kvc__f32_to_f16(float x)
 {
     uint32_t u = kvc__f32_bits(x), sign = (u >> 16) & 0x8000u, a = u & 0x7fffffffu, shift, m;
     if (a > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (a >> 13 & 0x3ffu));
@@ -2468,8 +2468,8 @@ static void kvc__place_get(const kvc__kv_place *p, unsigned char *block)
 }
 
 /* Keys of a tile in codes as floats, [width of whole blocks, 16]; those of 4 bits stay rotated. */
-static void kvc__key_floats(kvc_kv_type type, const unsigned char *tile, uint32_t head_dim,
-    float *k)
+static KVC__UNUSED void kvc__key_floats(kvc_kv_type type, const unsigned char *tile,
+    uint32_t head_dim, float *k)
 {
     const size_t size = 16 * (2 + (size_t)kvc__kv_codes(type));
     uint32_t b, j, lane;
@@ -2548,7 +2548,7 @@ static uint32_t kvc__span_clamp(uint32_t slot, uint32_t start)
 }
 
 /* All but the tiles' places. */
-static void kvc__span_bounds(kvc__span *s, const kvc__attn *a, uint32_t number)
+static KVC__UNUSED void kvc__span_bounds(kvc__span *s, const kvc__attn *a, uint32_t number)
 {
     const kvc__extent *t;
     uint32_t r, i, lo, hi, own;
@@ -2576,7 +2576,7 @@ static uint32_t kvc__ring_page(kvc__leaf *const *ring, uint32_t cap, uint32_t i)
     return ring[i / KVC__LEAF_PAGES % cap]->pages[i % KVC__LEAF_PAGES];
 }
 
-static void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
+static KVC__UNUSED void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
 {
     const kvc__extent *t = &a->extents[s->extent];
     const size_t k_tile = 16 * kvc__kv_row(a->type_k, a->head_dim);
@@ -2660,7 +2660,20 @@ typedef struct kvc__kernels {
 #define KVC__REGION_END
 #endif
 
-/* The passes, numbered as kvc_isa. */
+/* The passes, numbered as kvc_isa. Kernels take most of the time to compile; so tests that look
+   inside can share an object with the tables: it is built with KVC__TABLE defined as nothing, and
+   they with KVC__KERNELS_APART. */
+#ifndef KVC__TABLE
+#define KVC__TABLE static
+#endif
+#ifdef KVC__KERNELS_APART
+extern const kvc__kernels kvc__table_base;
+#if KVC__SIMD_NEON
+extern const kvc__kernels kvc__table_neon;
+#elif KVC__SIMD_X86
+extern const kvc__kernels kvc__table_avx2, kvc__table_avx512, kvc__table_avx512vnni;
+#endif
+#else
 #define KVC__PASS 1
 #define KVC__ISA base
 #include KVC_HEADER_FILENAME
@@ -2686,6 +2699,7 @@ KVC__REGION("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")
 #include KVC_HEADER_FILENAME
 KVC__REGION_END
 #endif
+#endif /* KVC__KERNELS_APART */
 
 #if KVC__SIMD_X86
 static void kvc__cpuid(uint32_t leaf, uint32_t r[4])
@@ -15456,7 +15470,7 @@ static void KVC__(attention_tally)(const kvc__attn *a, uint32_t number, uint32_t
 #undef KVC__CASES
 
 #define KVC__ENTRY(ret, name, args) , KVC__(name)
-static const kvc__kernels KVC__(table) = {
+KVC__TABLE const kvc__kernels KVC__(table) = {
     (kvc_isa)KVC__PASS, KVC__XSTRING(KVC__ISA) KVC__KERNELS(KVC__ENTRY)
 };
 #undef KVC__ENTRY
