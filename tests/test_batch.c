@@ -32,11 +32,15 @@ static uint32_t draw(pair *p, uint32_t n) {
     return (uint32_t)(model_random(&p->state) % n);
 }
 
-static kvc_seq *open_one(pair *p, int side) {
+/* With KVC_POLICY_HEAVY every other sequence has it, the others a window. */
+static kvc_seq *open_one(pair *p, int side, uint32_t i) {
+    kvc_policy policy = p->policy;
     kvc_seq *seq;
     if (p->shared) OK(kvc_seq_open_shared(&seq, p->cache[side], NULL, &last));
     else OK(kvc_seq_open(&seq, p->cache[side], &last));
-    OK(kvc_seq_set_policy(seq, p->policy, p->policy == KVC_POLICY_WINDOW ? 5 : 0, 0, &last));
+    if (policy == KVC_POLICY_HEAVY && i % 2) policy = KVC_POLICY_WINDOW;
+    OK(kvc_seq_set_policy(seq, policy, policy == KVC_POLICY_ERROR || policy == KVC_POLICY_GROW ?
+        0 : 5, policy == KVC_POLICY_HEAVY ? 100 : 0, &last));
     return seq;
 }
 
@@ -57,12 +61,13 @@ static void pair_open(pair *p, const model_shape *shape, kvc_kv_type kv, kvc_pol
     desc.n_back = 40;
     desc.n_batch = 64;
     desc.n_prefix = shared ? 4000 : 0;
+    desc.n_heavy = policy == KVC_POLICY_HEAVY ? 105 : 0;
     desc.type_k = desc.type_v = kv;
     for (side = 0; side < 2; side++) {
         OK(kvc_cache_new(&p->cache[side], &desc, &last));
         p->ctx[side] = new_ctx(&p->rig, side ? 64 : n_batch, side ? 1 : n_threads, KVC_ISA_BEST);
         p->logits[side] = (float *)gguf_must(malloc(N_SEQS * N_CTX * N_VOCAB * sizeof(float)));
-        for (i = 0; i < N_SEQS; i++) p->seq[side][i] = open_one(p, side);
+        for (i = 0; i < N_SEQS; i++) p->seq[side][i] = open_one(p, side, i);
     }
 }
 
@@ -97,7 +102,7 @@ static void disturb(pair *p) {
             OK(kvc_seq_rollback(p->seq[side][i], back));
         } else {
             kvc_seq_close(p->seq[side][i]);
-            p->seq[side][i] = open_one(p, side);
+            p->seq[side][i] = open_one(p, side, i);
         }
     }
 }
@@ -180,6 +185,8 @@ static void test_random(void **state) {
     random_batches(&windows, KVC_KV_F16, KVC_POLICY_ERROR, 1, 128, 2);
     random_batches(&windows, KVC_KV_F32, KVC_POLICY_GROW, 0, 300, 1);
     random_batches(&plain, KVC_KV_Q4, KVC_POLICY_WINDOW, 0, 33, 2);
+    random_batches(&plain, KVC_KV_F16, KVC_POLICY_HEAVY, 0, 90, 3);
+    random_batches(&plain, KVC_KV_Q8, KVC_POLICY_HEAVY, 0, 20, 1);
 }
 
 /* ---- what fails ---- */
