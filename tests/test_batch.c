@@ -189,6 +189,19 @@ static void test_random(void **state) {
     random_batches(&plain, KVC_KV_Q8, KVC_POLICY_HEAVY, 0, 20, 1);
 }
 
+/* A request for the logits of the last token. */
+static kvc_request ask(kvc_seq *seq, const kvc_token *tokens, size_t n, float *logits,
+    kvc_error *err) {
+    kvc_request q = {0};
+    q.seq = seq;
+    q.tokens = tokens;
+    q.n_tokens = n;
+    q.n_rows = 1;
+    q.logits = logits;
+    q.err = err;
+    return q;
+}
+
 /* ---- what fails ---- */
 
 static void test_bad_requests(void **state) {
@@ -197,7 +210,7 @@ static void test_bad_requests(void **state) {
     kvc_token text[200], bad[3] = {1, N_VOCAB, 2};
     size_t rows[2] = {1, 1};
     float logits[N * N_VOCAB], *want;
-    kvc_request q[N] = {{0}};
+    kvc_request q[N];
     kvc_error err[N];
     kvc_cache *cache;
     kvc_ctx *ctx;
@@ -214,14 +227,8 @@ static void test_bad_requests(void **state) {
         seq[i] = new_seq(cache);
         OK(kvc_prefill(ctx, seq[i], text, 10, NULL, &last));
     }
-    for (i = 0; i < N; i++) {
-        q[i].seq = seq[i % 4];
-        q[i].tokens = text + 10;
-        q[i].n_tokens = 20;
-        q[i].n_rows = 1;
-        q[i].logits = logits + i * N_VOCAB;
-        q[i].err = &err[i];
-    }
+    for (i = 0; i < N; i++)
+        q[i] = ask(seq[i % 4], text + 10, 20, logits + i * N_VOCAB, &err[i]);
     q[1].tokens = bad;                  /* no such token */
     q[1].n_tokens = 3;
     q[2].n_tokens = 91;                 /* too many */
@@ -269,7 +276,7 @@ static void test_few_pages(void **state) {
     static const model_shape shape = {TINY};
     kvc_cache_desc desc = {0};
     kvc_token text[40];
-    kvc_request q[6] = {{0}};
+    kvc_request q[6];
     float logits[6 * N_VOCAB], *want;
     kvc_cache *cache;
     kvc_ctx *ctx;
@@ -287,14 +294,8 @@ static void test_few_pages(void **state) {
     ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
     random_tokens(text, 40, N_VOCAB, 3);
     want = cold_run(&r, text, 40, KVC_KV_F32);
-    for (i = 0; i < 6; i++) {
-        q[i].seq = new_seq(cache);
-        q[i].tokens = text;
-        q[i].n_tokens = i == 4 ? 1 : 40;
-        q[i].n_rows = 1;
-        q[i].logits = logits + i * N_VOCAB;
-        q[i].err = &err;
-    }
+    for (i = 0; i < 6; i++)
+        q[i] = ask(new_seq(cache), text, i == 4 ? 1 : 40, logits + i * N_VOCAB, &err);
     OK(kvc_batch(ctx, q, 6, &last));
     for (i = 0; i < 6; i++) {
         assert_int_equal(q[i].result, i < 3 || i == 4 ? KVC_OK : KVC_ERROR_FULL);
@@ -314,7 +315,7 @@ static void test_few_pages(void **state) {
 static void test_no_allocation(void **state) {
     static const model_shape shape = {TINY};
     kvc_token text[50];
-    kvc_request q[4] = {{0}};
+    kvc_request q[4];
     float logits[4 * N_VOCAB];
     kvc_cache *cache;
     kvc_ctx *ctx;
@@ -326,13 +327,8 @@ static void test_no_allocation(void **state) {
     cache = new_cache(&r, 64, 4, PAGE, KVC_KV_F32);
     ctx = new_ctx(&r, 16, 2, KVC_ISA_BEST);
     random_tokens(text, 50, N_VOCAB, 3);
-    for (i = 0; i < 4; i++) {
-        q[i].seq = new_seq(cache);
-        q[i].tokens = text;
-        q[i].n_tokens = i % 2 ? 1 : 50;
-        q[i].n_rows = 1;
-        q[i].logits = logits + i * N_VOCAB;
-    }
+    for (i = 0; i < 4; i++)
+        q[i] = ask(new_seq(cache), text, i % 2 ? 1 : 50, logits + i * N_VOCAB, NULL);
     before = r.mem.n_allocs;
     OK(kvc_batch(ctx, q, 4, &last));
     assert_int_equal(r.mem.n_allocs, before);
@@ -349,7 +345,7 @@ static void test_cblas(void **state) {
     static const model_shape shape = {TINY};
     kvc_ctx_desc desc = {0};
     kvc_token text[60];
-    kvc_request q[4] = {{0}};
+    kvc_request q[4];
     float logits[4 * N_VOCAB], *want;
     kvc_cache *cache;
     kvc_ctx *ctx, *plain;
@@ -365,12 +361,9 @@ static void test_cblas(void **state) {
     random_tokens(text, 60, N_VOCAB, 3);
     want = cold_run(&r, text, 60, KVC_KV_F32);
     for (i = 0; i < 4; i++) {
-        q[i].seq = new_seq(cache);
+        q[i] = ask(new_seq(cache), i % 2 ? text + 30 : text, i % 2 ? 1 : 60,
+            logits + i * N_VOCAB, NULL);
         if (i % 2) OK(kvc_prefill(plain, q[i].seq, text, 30, NULL, &last));
-        q[i].tokens = i % 2 ? text + 30 : text;
-        q[i].n_tokens = i % 2 ? 1 : 60;
-        q[i].n_rows = 1;
-        q[i].logits = logits + i * N_VOCAB;
     }
     OK(kvc_batch(ctx, q, 4, &last));
     for (i = 0; i < 4; i++) {

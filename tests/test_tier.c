@@ -38,6 +38,20 @@ static void check_attic(const attic *a) {
     assert_int_equal(a->n_faults, 0);
 }
 
+/* What most tests begin with, and end. */
+static void desk_open(rig *r, kvc_ctx **ctx, attic *a, const kind *k, uint32_t cap) {
+    rig_open(r, &k->shape);
+    *ctx = new_ctx(r, 32, 1, KVC_ISA_BEST);
+    attic_open(a, cap);
+}
+
+static void desk_close(rig *r, kvc_ctx *ctx, attic *a) {
+    check_attic(a);
+    attic_close(a);
+    kvc_ctx_free(ctx);
+    rig_close(r);
+}
+
 /* What the table and the tier had of a text, whose last logits must be those of a cold run. */
 static uint32_t take(const rig *r, const kind *k, kvc_cache *cache, kvc_ctx *ctx,
     const kvc_token *text, uint32_t n) {
@@ -68,9 +82,7 @@ static void test_second_process(void **state) {
         uint32_t n_put, again;
         attic a;
         rig r;
-        rig_open(&r, &kinds[i].shape);
-        ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
-        attic_open(&a, 1000);
+        desk_open(&r, &ctx, &a, &kinds[i], 1000);
         random_tokens(text, N + TAIL, N_VOCAB, 3);
         cache = tier_cache(&r, &kinds[i], 40, &a);
         assert_int_equal(take(&r, &kinds[i], cache, ctx, text, N), 0);
@@ -98,10 +110,7 @@ static void test_second_process(void **state) {
         FOUND(again, info_of(cache).n_reaches == 1 ? 1 : 1 + 1);
         assert_int_equal(info_of(cache).tier_refused == 0, 1);
         kvc_cache_free(cache);
-        check_attic(&a);
-        attic_close(&a);
-        kvc_ctx_free(ctx);
-        rig_close(&r);
+        desk_close(&r, ctx, &a);
     }
 }
 
@@ -119,9 +128,7 @@ static void test_strangers(void **state) {
     attic a;
     rig r, r2;
     (void)state;
-    rig_open(&r, &kinds[0].shape);
-    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
-    attic_open(&a, 1000);
+    desk_open(&r, &ctx, &a, &kinds[0], 1000);
     random_tokens(text, N, N_VOCAB, 3);
     cache = tier_cache(&r, &kinds[0], 40, &a);
     take(&r, &kinds[0], cache, ctx, text, N);
@@ -153,10 +160,7 @@ static void test_strangers(void **state) {
     kvc_cache_free(cache);
     kvc_ctx_free(ctx2);
     rig_close(&r2);
-    check_attic(&a);
-    attic_close(&a);
-    kvc_ctx_free(ctx);
-    rig_close(&r);
+    desk_close(&r, ctx, &a);
 }
 
 /* ---- few pages ---- */
@@ -232,9 +236,7 @@ static void test_few_entries(void **state) {
     attic a;
     rig r;
     (void)state;
-    rig_open(&r, &kinds[0].shape);
-    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
-    attic_open(&a, 1000);
+    desk_open(&r, &ctx, &a, &kinds[0], 1000);
     desc = table_desc(&r, &kinds[0], TALK, 200);
     desc.n_prefix = 11;                 /* two texts */
     desc.prefix_key = table_key;
@@ -247,10 +249,7 @@ static void test_few_entries(void **state) {
     for (i = 0; i < 8; i++)
         if (i < 6) FOUND(take(&r, &kinds[0], cache, ctx, text[i], N), 4 * PAGE);
     kvc_cache_free(cache);
-    check_attic(&a);
-    attic_close(&a);
-    kvc_ctx_free(ctx);
-    rig_close(&r);
+    desk_close(&r, ctx, &a);
 }
 
 /* A cache that grows makes room for what comes. */
@@ -264,9 +263,7 @@ static void test_growing(void **state) {
     attic a;
     rig r;
     (void)state;
-    rig_open(&r, &kinds[0].shape);
-    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
-    attic_open(&a, 1000);
+    desk_open(&r, &ctx, &a, &kinds[0], 1000);
     random_tokens(text, N, N_VOCAB, 3);
     cache = tier_cache(&r, &kinds[0], 40, &a);
     take(&r, &kinds[0], cache, ctx, text, N);
@@ -284,10 +281,7 @@ static void test_growing(void **state) {
     kvc_seq_close(seq);
     check_table(cache);
     kvc_cache_free(cache);
-    check_attic(&a);
-    attic_close(&a);
-    kvc_ctx_free(ctx);
-    rig_close(&r);
+    desk_close(&r, ctx, &a);
 }
 
 /* ---- what comes back ---- */
@@ -353,10 +347,7 @@ static void test_any_byte(void **state) {
             kvc_cache_free(cache);
         }
     }
-    check_attic(&a);
-    attic_close(&a);
-    kvc_ctx_free(ctx);
-    rig_close(&r);
+    desk_close(&r, ctx, &a);
 }
 
 /* A page under the key of another one, also of another reach or salt: whoever answers for the tier
@@ -372,9 +363,7 @@ static void test_swapped(void **state) {
     attic a;
     rig r;
     (void)state;
-    rig_open(&r, &kinds[5].shape);
-    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
-    attic_open(&a, 100);
+    desk_open(&r, &ctx, &a, &kinds[5], 100);
     random_tokens(text[0], N, N_VOCAB, 3);
     random_tokens(text[1], N, N_VOCAB, 3);
     random_tokens(text[1], PAGE, N_VOCAB, 4);       /* from the second page on equal tokens */
@@ -402,10 +391,7 @@ static void test_swapped(void **state) {
             a.pages[k].bytes = a.pages[i].bytes, a.pages[k].size = a.pages[i].size;
             a.pages[i].bytes = bytes, a.pages[i].size = size;
         }
-    check_attic(&a);
-    attic_close(&a);
-    kvc_ctx_free(ctx);
-    rig_close(&r);
+    desk_close(&r, ctx, &a);
 }
 
 /* A tier that answers later: who waits finds it, who does not computes. */
@@ -421,9 +407,7 @@ static void test_later(void **state) {
     attic a;
     rig r;
     (void)state;
-    rig_open(&r, &kinds[5].shape);
-    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
-    attic_open(&a, 1000);
+    desk_open(&r, &ctx, &a, &kinds[5], 1000);
     a.is_slow = 1;
     random_tokens(text, N, N_VOCAB, 3);
     desc = table_desc(&r, &kinds[5], N, 200);
@@ -466,10 +450,7 @@ static void test_later(void **state) {
     OK(kvc_prefix_fetch(seq, text + 4, 40, &n_there, &last));
     assert_int_equal(n_there, 0);
     kvc_cache_free(cache);
-    check_attic(&a);
-    attic_close(&a);
-    kvc_ctx_free(ctx);
-    rig_close(&r);
+    desk_close(&r, ctx, &a);
 }
 
 /* ---- what does not go out ---- */
@@ -493,9 +474,7 @@ static void test_not_put(void **state) {
     attic a;
     rig r;
     (void)state;
-    rig_open(&r, &kinds[0].shape);
-    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
-    attic_open(&a, 1000);
+    desk_open(&r, &ctx, &a, &kinds[0], 1000);
     desc = table_desc(&r, &kinds[0], TALK, 8);
     desc.prefix_key = table_key;
     desc.tier = attic_tier(&a);
@@ -526,10 +505,7 @@ static void test_not_put(void **state) {
     assert_int_equal(a.n_again, 0);
 #endif
     kvc_cache_free(cache);
-    check_attic(&a);
-    attic_close(&a);
-    kvc_ctx_free(ctx);
-    rig_close(&r);
+    desk_close(&r, ctx, &a);
 }
 
 /* ---- one half ---- */
@@ -549,10 +525,8 @@ static void test_halves(void **state) {
     attic a;
     rig r;
     (void)state;
-    rig_open(&r, &kinds[0].shape);
-    ctx = new_ctx(&r, 32, 1, KVC_ISA_BEST);
+    desk_open(&r, &ctx, &a, &kinds[0], 1000);
     for (i = 0; i < 4; i++) random_tokens(text[i], N, N_VOCAB, 3 + i);
-    attic_open(&a, 1000);
     desc = table_desc(&r, &kinds[0], TALK, 9);
     desc.tier = attic_tier(&a);
     desc.tier.ahead = NULL;
