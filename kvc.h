@@ -9696,14 +9696,18 @@ static void kvc__prefix_unpin(kvc_pin *pin)
     memset(pin, 0, sizeof *pin);
 }
 
-/* The pages of a reach that have expired or, if root is not KVC__NONE, that are of a salt. */
+/* The pages of a reach that have expired or, if root is not KVC__NONE, that are of a salt. Those of
+   a salt do not go to the tier either, if they still wait for that. */
 static uint32_t kvc__pool_sweep(kvc_cache *c, uint32_t reach, uint32_t root, uint64_t now)
 {
     kvc__pool *pool = &c->pools[reach];
     uint32_t page, n = 0;
     for (page = 0; page < pool->n_pages; page++) {
         const uint32_t entry = kvc__page_entry(pool, page);
+        const uint32_t parting = kvc__page_keep(pool, page)->parting;
         const kvc__entry *e = &c->table.entries[entry];
+        if (*kvc__page_refs(pool, page) == 0 && parting != KVC__NONE &&
+            c->table.entries[parting].root == root) kvc__page_parted(pool, page);
         if (entry == KVC__NONE || *kvc__page_refs(pool, page) != 0 || e->guards != 0) continue;
         if (root != KVC__NONE ? e->root != root : e->expires == 0 || e->expires > now) continue;
         kvc__page_evict(pool, page, 0);

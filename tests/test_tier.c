@@ -491,6 +491,13 @@ static void test_not_put(void **state) {
     OK(kvc_prefill(ctx, seq, text[1], N, NULL, &last));
     kvc_seq_close(seq);
     assert_true(kvc_prefix_sweep(cache, &gone) >= 4);
+    gone.salt = "h";                    /* also of those that wait for their memory to be needed */
+    gone.quota = 1;
+    OK(kvc_seq_open_shared(&seq, cache, &gone, &last));
+    OK(kvc_prefill(ctx, seq, text[1], N, NULL, &last));
+    kvc_seq_close(seq);
+    assert_int_equal(kvc_prefix_sweep(cache, &gone), 1);
+    check_table(cache);
     assert_int_equal(kvc_prefix_flush(cache, 0), 0);
     take(&r, &kinds[0], cache, ctx, text[2], N);
     take(&r, &kinds[0], cache, ctx, text[3], N);
