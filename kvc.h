@@ -8289,6 +8289,15 @@ static const uint64_t *kvc__walk_key(kvc__walker *w)
     return w->keys[0];
 }
 
+/* The first page that going on behind n positions needs: of the window, and of those that a
+   roll-back may lead to. */
+static uint32_t kvc__hit_first(const kvc_cache *c, uint32_t reach, uint32_t n)
+{
+    const uint32_t window = c->pools[reach].window;
+    const uint64_t back = (uint64_t)window - 1 + c->desc.n_back;
+    return window == 0 || n <= back ? 0 : (n - (uint32_t)back) >> c->page_shift;
+}
+
 /* Page w->depth has `run` tokens in common with an entry below w->entry. */
 static void kvc__walk_note(kvc__walker *w, uint32_t entry, uint32_t run, kvc__hit *hit)
 {
@@ -8298,11 +8307,9 @@ static void kvc__walk_note(kvc__walker *w, uint32_t entry, uint32_t run, kvc__hi
     int there = 1;
     if (n > w->most) n = w->most;
     for (i = 0; i < c->table.n_reaches; i++) {
-        const uint32_t window = c->pools[i].window;
-        uint64_t back = (uint64_t)window - 1 + c->desc.n_back;
         if (*kvc__entry_page(&c->table, entry, i) == KVC__NONE) w->since[i] = w->depth + 1;
-        if (window == 0 && w->since[i] != 0) w->ended = 1;
-        first[i] = window == 0 || n <= back ? 0 : (n - (uint32_t)back) >> c->page_shift;
+        if (c->pools[i].window == 0 && w->since[i] != 0) w->ended = 1;
+        first[i] = kvc__hit_first(c, i, n);
         if (first[i] < w->since[i]) there = 0;
     }
     if (w->ended) hit->miss = KVC_MISS_EVICTED;
@@ -8750,10 +8757,8 @@ static uint32_t kvc__tier_tell_text(kvc_cache *c, const kvc__walker *w)
 static uint32_t kvc__tier_first(const kvc_seq *s, uint32_t reach, uint32_t end, uint32_t most)
 {
     const kvc_cache *c = s->cache;
-    const uint64_t back = (uint64_t)c->pools[reach].window - 1 + c->desc.n_back;
     const uint32_t n = end << c->page_shift < most ? end << c->page_shift : most;
-    uint32_t first = 0;
-    if (c->pools[reach].window != 0 && n > back) first = (n - (uint32_t)back) >> c->page_shift;
+    const uint32_t first = kvc__hit_first(c, reach, n);
     return first > s->depth ? first : s->depth;
 }
 

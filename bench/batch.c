@@ -72,9 +72,8 @@ int main(int argc, char **argv)
     need(kvc_model_open(&model, &model_desc, &err), &err);
     kvc_model_query(model, &info);
     b.n_vocab = info.n_vocab;
-    b.logits = calloc((size_t)MOST * b.n_vocab, sizeof *b.logits);
-    text = calloc(b.context, sizeof *text);
-    if (b.logits == NULL || text == NULL) fail("no memory", argv[1]);
+    b.logits = get((size_t)MOST * b.n_vocab, sizeof *b.logits);
+    text = get(b.context, sizeof *text);
     cache_desc.model = ctx_desc.model = model;
     cache_desc.n_ctx = b.context + STEPS + 1;
     cache_desc.n_seqs = MOST;

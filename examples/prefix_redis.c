@@ -223,6 +223,7 @@ static void answer(kvc_cache *cache, kvc_ctx *ctx, const kvc_model *model, const
     kvc_seq *seq;
     const float *logits;
     size_t n;
+    uint32_t bits;
     int length = snprintf(text, sizeof text, "<|system|>%.*s<|end|><|user|>%s<|end|><|char|>",
         (int)size, description, question);
     need(kvc_tokenize(model, text, (size_t)length, KVC_TEXT_SPECIAL_PARSE, prompt, TOKENS, &n,
@@ -234,13 +235,13 @@ static void answer(kvc_cache *cache, kvc_ctx *ctx, const kvc_model *model, const
     kvc_seq_query(seq, &state);
     kvc_model_query(model, &info);
     printf("> %s\n", question);
-    size = checksum(logits, info.n_vocab);
+    bits = checksum(logits, info.n_vocab);
     say(ctx, seq, model, logits);
     printf("  [%lu tokens: %u reused, %lu computed; Redis gave %lu pages, %lu were not right, and "
-        "got %u; logits %08lx]\n", (unsigned long)n, (unsigned)state.prefix_hit,
+        "got %u; logits %08x]\n", (unsigned long)n, (unsigned)state.prefix_hit,
         (unsigned long)n - state.prefix_hit, (unsigned long)(after.tier_got - before.tier_got),
         (unsigned long)(after.tier_refused - before.tier_refused),
-        (unsigned)kvc_prefix_flush(cache, 0), (unsigned long)size);
+        (unsigned)kvc_prefix_flush(cache, 0), (unsigned)bits);
     fflush(stdout);
     kvc_seq_close(seq);
 }

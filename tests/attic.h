@@ -16,9 +16,9 @@ typedef struct attic_page {
 
 typedef struct attic {
     pthread_mutex_t lock;
-    attic_page *pages;          /* [n], cap, the first pages at their place in `table` */
+    attic_page *pages;          /* [n], at most cap */
     uint32_t n, cap;
-    uint32_t *table;            /* [4 * cap] place of a page + 1, by its key */
+    uint32_t *table;            /* [4 * cap] by the key: the index of a page, and 1; 0: none */
     uint32_t time;
     int is_slow;                /* pages come only after ahead and a tick */
     int is_shut;                /* nothing is taken, nothing is given */

@@ -17,11 +17,17 @@
 
 static const char table_key[] = "a key of 16 byte";
 
-static kvc_cache *tier_cache(const rig *r, const kind *k, uint32_t n_pages, attic *a) {
-    kvc_cache_desc desc = table_desc(r, k, TALK, n_pages);
-    kvc_cache *cache;
+static kvc_cache_desc tier_desc(const rig *r, const kind *k, uint32_t n_ctx, uint32_t n_pages,
+    attic *a) {
+    kvc_cache_desc desc = table_desc(r, k, n_ctx, n_pages);
     desc.prefix_key = table_key;
     desc.tier = attic_tier(a);
+    return desc;
+}
+
+static kvc_cache *tier_cache(const rig *r, const kind *k, uint32_t n_pages, attic *a) {
+    kvc_cache_desc desc = tier_desc(r, k, TALK, n_pages, a);
+    kvc_cache *cache;
     OK(kvc_cache_new(&cache, &desc, &last));
     return cache;
 }
@@ -237,10 +243,8 @@ static void test_few_entries(void **state) {
     rig r;
     (void)state;
     desk_open(&r, &ctx, &a, &kinds[0], 1000);
-    desc = table_desc(&r, &kinds[0], TALK, 200);
+    desc = tier_desc(&r, &kinds[0], TALK, 200, &a);
     desc.n_prefix = 11;                 /* two texts */
-    desc.prefix_key = table_key;
-    desc.tier = attic_tier(&a);
     OK(kvc_cache_new(&cache, &desc, &last));
     for (i = 0; i < 8; i++) {
         random_tokens(text[i], N, N_VOCAB, 3 + i);
@@ -269,10 +273,8 @@ static void test_growing(void **state) {
     take(&r, &kinds[0], cache, ctx, text, N);
     kvc_prefix_flush(cache, 0);
     kvc_cache_free(cache);
-    desc = table_desc(&r, &kinds[0], 2 * PAGE, 2);
+    desc = tier_desc(&r, &kinds[0], 2 * PAGE, 2, &a);
     desc.n_prefix = 40;
-    desc.prefix_key = table_key;
-    desc.tier = attic_tier(&a);
     OK(kvc_cache_new(&cache, &desc, &last));
     seq = shared_seq(cache);
     OK(kvc_seq_set_policy(seq, KVC_POLICY_GROW, 0, 0, &last));
@@ -410,9 +412,7 @@ static void test_later(void **state) {
     desk_open(&r, &ctx, &a, &kinds[5], 1000);
     a.is_slow = 1;
     random_tokens(text, N, N_VOCAB, 3);
-    desc = table_desc(&r, &kinds[5], N, 200);
-    desc.prefix_key = table_key;
-    desc.tier = attic_tier(&a);
+    desc = tier_desc(&r, &kinds[5], N, 200, &a);
     OK(kvc_cache_new(&cache, &desc, &last));
     take(&r, &kinds[5], cache, ctx, text, N);
     kvc_prefix_flush(cache, 0);
@@ -475,9 +475,7 @@ static void test_not_put(void **state) {
     rig r;
     (void)state;
     desk_open(&r, &ctx, &a, &kinds[0], 1000);
-    desc = table_desc(&r, &kinds[0], TALK, 8);
-    desc.prefix_key = table_key;
-    desc.tier = attic_tier(&a);
+    desc = tier_desc(&r, &kinds[0], TALK, 8, &a);
     desc.now = no_time;
     OK(kvc_cache_new(&cache, &desc, &last));
     mortal.ttl = 10;
