@@ -60,8 +60,8 @@
        >>prefix  Which text a page holds
        >>kv  Pages, the ring, sequences
        >>forward  The transformer as a plan of operations
-       >>step  Walking the plan; contexts, prefill, decode
        >>sampler  From logits to one token
+       >>step  Walking the plan; contexts, prefill, decode
        >>public  The API's functions
        >>kernels  What is compiled once per instruction set
 
@@ -11526,6 +11526,402 @@ static void kvc__op_run(const kvc__plan *p, const kvc__op *op, uint32_t tile, ui
 }
 
 /* ------------------------------------------------------------------------------------------------
+   >>sampler  From logits to one token
+   Owns the candidate list, the penalty window and the random generator, all in one block that is
+   laid out at creation. Each step works on what the step before kept. The k best are taken from a
+   binary heap, so a large vocabulary is never sorted. Every sum is over doubles in the order of the
+   list: rising ids, or falling logits once top_k or top_p has ranked the list; equal logits rank by
+   id. Products are of numbers short enough to be exact, so a compiler that fuses a multiplication
+   and an addition changes no bit.
+   ---------------------------------------------------------------------------------------------- */
+
+#define KVC__SAMPLER_WINDOW_MAX 0x10000000u   /* 2^28: count * penalty stays exact in a double */
+
+typedef struct kvc__candidate {
+    double weight;              /* exp((logit - largest) / temperature), 0 before it is known */
+    float logit;                /* after bias and penalties */
+    uint32_t id;
+} kvc__candidate;
+
+struct kvc_sampler {
+    kvc_sampler_desc desc;      /* resolved; the bias list is in `bias` below instead */
+    size_t block_size;
+    int owned;
+    uint32_t n_vocab;
+    uint32_t n_ids;             /* ids that may be chosen: [0, n_ids) */
+    uint64_t random;            /* state of the generator */
+    kvc__candidate *candidates; /* [n_ids], scratch of one call */
+    float *bias;                /* [n_vocab], NULL without bias */
+    uint32_t *counts;           /* [n_vocab] uses in the window, NULL without penalties */
+    uint32_t *window;           /* [penalty_window] ring of the latest tokens, NULL likewise */
+    uint32_t n_window;          /* tokens in the ring */
+    uint32_t cursor;            /* where the next one goes */
+};
+
+/* ---- generator ---- */
+
+/* SplitMix64 (Steele, Lea and Flood 2014): one word of state, and every seed is good. */
+static uint64_t kvc__random_u64(uint64_t *state)
+{
+    *state += 0x9e3779b97f4a7c15u;
+    return kvc__mix64(*state);
+}
+
+/* Uniform in [0, 1): the upper 53 bits times 2^-53. Never 1. */
+static double kvc__random_unit(uint64_t *state)
+{
+    return (double)(kvc__random_u64(state) >> 11) * (1.0 / 9007199254740992.0);
+}
+
+/* ---- candidates ---- */
+
+static int kvc__candidate_before(const kvc__candidate *a, const kvc__candidate *b)
+{
+    return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
+}
+
+static void kvc__candidates_swap(kvc__candidate *c, uint32_t i, uint32_t j)
+{
+    kvc__candidate t = c[i];
+    c[i] = c[j];
+    c[j] = t;
+}
+
+/* Restores the heap of n under place i: a parent comes before its children 2i+1 and 2i+2. Children
+   are counted in 64 bits, since 2i+2 may pass 2^32. */
+static void kvc__candidates_sift(kvc__candidate *c, uint32_t n, uint32_t i)
+{
+    for (;;) {
+        uint64_t child = (uint64_t)i * 2 + 1;
+        uint32_t best = i;
+        if (child < n && kvc__candidate_before(&c[child], &c[best])) best = (uint32_t)child;
+        if (child + 1 < n && kvc__candidate_before(&c[child + 1], &c[best])) {
+            best = (uint32_t)(child + 1);
+        }
+        if (best == i) return;
+        kvc__candidates_swap(c, i, best);
+        i = best;
+    }
+}
+
+/* Ranks candidates until there are k of them or their weights reach `mass`, and moves them to the
+   front, best first. Returns how many. */
+static uint32_t kvc__candidates_rank(kvc__candidate *c, uint32_t n, uint32_t k, double mass)
+{
+    double sum = 0.0;
+    uint32_t i, kept = 0;
+    for (i = n / 2; i-- > 0;) kvc__candidates_sift(c, n, i);
+    while (kept < n && kept < k && sum < mass) {
+        uint32_t last = n - 1 - kept;
+        kvc__candidates_swap(c, 0, last);
+        kvc__candidates_sift(c, last, 0);
+        sum += c[last].weight;
+        kept++;
+    }
+    for (i = 0; i < kept && i < n / 2; i++) kvc__candidates_swap(c, i, n - 1 - i);
+    return kept;
+}
+
+/* Softmax without its division. The best weight is 1, so the sum is at least 1. Below -746 a weight
+   is less than the smallest double; with a tiny temperature the quotient is far below that, but
+   finite: its size is at most 2 * FLT_MAX / 2^-149. */
+static void kvc__candidates_weigh(kvc__candidate *c, uint32_t n, float largest, float temperature)
+{
+    uint32_t i;
+    for (i = 0; i < n; i++) {
+        double x = ((double)c[i].logit - (double)largest) / (double)temperature;
+        c[i].weight = x < -746.0 ? 0.0 : kvc__exp(x);
+    }
+}
+
+static double kvc__candidates_sum(const kvc__candidate *c, uint32_t n)
+{
+    double sum = 0.0;
+    uint32_t i;
+    for (i = 0; i < n; i++) sum += c[i].weight;
+    return sum;
+}
+
+/* The smallest set of best ones whose share of the weights is at least p. */
+static uint32_t kvc__candidates_top_p(kvc__candidate *c, uint32_t n, float p)
+{
+    return kvc__candidates_rank(c, n, n, (double)p * kvc__candidates_sum(c, n));
+}
+
+/* Drops what weighs less than p times the best, whose weight is 1. Keeps the order. */
+static uint32_t kvc__candidates_min_p(kvc__candidate *c, uint32_t n, float p)
+{
+    uint32_t i, kept = 0;
+    for (i = 0; i < n; i++) {
+        if (c[i].weight >= (double)p) c[kept++] = c[i];
+    }
+    return kept;
+}
+
+/* The candidate in whose share of [0, 1) `unit` lies. Rounding may leave none past the last share;
+   then it is the last one that has a weight. */
+static uint32_t kvc__candidates_draw(const kvc__candidate *c, uint32_t n, double unit)
+{
+    double target = unit * kvc__candidates_sum(c, n), sum = 0.0;
+    uint32_t i, last = 0;
+    for (i = 0; i < n && sum <= target; i++) {
+        sum += c[i].weight;
+        if (c[i].weight > 0.0) last = i;
+    }
+    return c[last].id;
+}
+
+static const kvc__candidate *kvc__candidates_best(const kvc__candidate *c, uint32_t n)
+{
+    const kvc__candidate *best = c;
+    uint32_t i;
+    for (i = 1; i < n; i++) {
+        if (kvc__candidate_before(&c[i], best)) best = &c[i];
+    }
+    return best;
+}
+
+/* ---- bias and penalties ---- */
+
+/* Back to a float. A finite logit stays finite, so that only a ban gives -INFINITY. */
+static float kvc__logit_clamp(double x)
+{
+    if (x > (double)FLT_MAX) return FLT_MAX;
+    if (x < -(double)FLT_MAX) return -FLT_MAX;
+    return (float)x;
+}
+
+static float kvc__logit_bias(float logit, float bias)
+{
+    if (logit < -FLT_MAX || bias < -FLT_MAX) return -INFINITY;
+    return kvc__logit_clamp((double)logit + (double)bias);
+}
+
+/* First the factor, once however often the token occurred, then what is subtracted. */
+static float kvc__logit_penalize(const kvc_sampler_desc *desc, float logit, uint32_t count)
+{
+    double x = (double)logit, factor = (double)desc->repeat_penalty;
+    if (x < -(double)FLT_MAX) return logit;
+    if (factor > 0.0) x = x > 0.0 ? x / factor : x * factor;
+    x -= (double)desc->frequency_penalty * (double)count;
+    x -= (double)desc->presence_penalty;
+    return kvc__logit_clamp(x);
+}
+
+static void kvc__sampler_accept(kvc_sampler *s, kvc_token token)
+{
+    if (!s->window || token < 0 || (uint32_t)token >= s->n_vocab) return;
+    if (s->n_window == s->desc.penalty_window) s->counts[s->window[s->cursor]]--;
+    else s->n_window++;
+    s->window[s->cursor] = (uint32_t)token;
+    s->counts[token]++;
+    s->cursor = s->cursor + 1 == s->desc.penalty_window ? 0 : s->cursor + 1;
+}
+
+/* ---- one choice ---- */
+
+static int kvc__logits_have_nan(const float *logits, uint32_t n)
+{
+    uint32_t i, found = 0;
+    for (i = 0; i < n; i++) found |= (uint32_t)(logits[i] != logits[i]);
+    return found != 0;
+}
+
+/* Fills the list with what may be chosen, by rising id, and returns how many there are. */
+static uint32_t kvc__sampler_collect(kvc_sampler *s, const float *logits)
+{
+    kvc__candidate *c = s->candidates;
+    uint32_t i, n = 0;
+    for (i = 0; i < s->n_ids; i++) {
+        float x = logits[i] > FLT_MAX ? FLT_MAX : logits[i];
+        if (s->bias) x = kvc__logit_bias(x, s->bias[i]);
+        if (s->counts && s->counts[i]) x = kvc__logit_penalize(&s->desc, x, s->counts[i]);
+        c[n].weight = 0.0;
+        c[n].logit = x;
+        c[n].id = i;
+        n += x >= -FLT_MAX;
+    }
+    return n;
+}
+
+static uint32_t kvc__sampler_choose(kvc_sampler *s, uint32_t n)
+{
+    const kvc_sampler_desc *desc = &s->desc;
+    kvc__candidate *c = s->candidates;
+    const kvc__candidate *best = kvc__candidates_best(c, n);
+    float largest = best->logit;
+    if (desc->temperature == 0.0f) return best->id;
+    if (desc->top_k > 0 && desc->top_k < n) n = kvc__candidates_rank(c, n, desc->top_k, 1.0);
+    kvc__candidates_weigh(c, n, largest, desc->temperature);
+    if (desc->top_p > 0.0f && desc->top_p < 1.0f) n = kvc__candidates_top_p(c, n, desc->top_p);
+    if (desc->min_p > 0.0f) n = kvc__candidates_min_p(c, n, desc->min_p);
+    return kvc__candidates_draw(c, n, kvc__random_unit(&s->random));
+}
+
+static kvc_result kvc__sampler_sample(kvc_sampler *s, const float *logits, kvc_token *token,
+    kvc_error *err)
+{
+    uint32_t n;
+    *token = KVC_NO_TOKEN;
+    if (kvc__logits_have_nan(logits, s->n_vocab)) {
+        return kvc__fail(err, KVC_ERROR_NUMERIC, "logits", "a logit is not a number");
+    }
+    n = kvc__sampler_collect(s, logits);
+    if (n == 0) {
+        return kvc__fail(err, KVC_ERROR_NUMERIC, "logits", "every token is banned or at -INFINITY");
+    }
+    *token = (kvc_token)kvc__sampler_choose(s, n);
+    kvc__sampler_accept(s, *token);
+    return KVC_OK;
+}
+
+/* ---- creation ---- */
+
+static int kvc__is_between(float x, float low, float high)   /* false for NaN */
+{
+    return x >= low && x <= high;
+}
+
+static int kvc__is_finite(float x)
+{
+    return kvc__is_between(x, -FLT_MAX, FLT_MAX);
+}
+
+static kvc_result kvc__sampler_check_bias(const kvc_sampler_desc *desc, kvc_error *err)
+{
+    uint32_t n_vocab = kvc__model_n_vocab(desc->model);
+    size_t i;
+    if (desc->n_bias > 0 && !desc->bias) {
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "NULL, but n_bias is not 0");
+    }
+    for (i = 0; i < desc->n_bias; i++) {
+        const kvc_logit_bias *b = &desc->bias[i];
+        if (b->token < 0 || (uint32_t)b->token >= n_vocab) {
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "a token id is not the model's");
+        }
+        if (!(b->bias <= FLT_MAX)) {
+            return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "a bias is NaN or +INFINITY");
+        }
+    }
+    return KVC_OK;
+}
+
+/* Fills in the defaults; fails naming the field. */
+static kvc_result kvc__sampler_defaults(kvc_sampler_desc *d, kvc_error *err)
+{
+    const char *where = NULL;
+    if (d->start_canary != 0 || d->end_canary != 0)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
+    if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
+    if (!kvc__is_between(d->temperature, 0.0f, FLT_MAX)) where = "temperature";
+    else if (!kvc__is_between(d->top_p, 0.0f, 1.0f)) where = "top_p";
+    else if (!kvc__is_between(d->min_p, 0.0f, 1.0f)) where = "min_p";
+    else if (!kvc__is_between(d->repeat_penalty, 0.0f, FLT_MAX)) where = "repeat_penalty";
+    else if (!kvc__is_finite(d->frequency_penalty)) where = "frequency_penalty";
+    else if (!kvc__is_finite(d->presence_penalty)) where = "presence_penalty";
+    else if (d->penalty_window > KVC__SAMPLER_WINDOW_MAX) where = "penalty_window";
+    if (where != NULL)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, where, "not a number in its range");
+    if (d->repeat_penalty == 1.0f) d->repeat_penalty = 0.0f;
+    if (d->penalty_window == 0) d->penalty_window = 64;
+    if (!kvc__allocator_resolve(&d->allocator, &d->allocator, kvc__model_allocator(d->model)))
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
+    return kvc__sampler_check_bias(d, err);
+}
+
+static int kvc__sampler_has_penalties(const kvc_sampler_desc *desc)
+{
+    return desc->repeat_penalty != 0.0f || desc->frequency_penalty != 0.0f
+        || desc->presence_penalty != 0.0f;
+}
+
+/* Measures, or places the parts of the sampler if the arena has a base. */
+static kvc_sampler *kvc__sampler_layout(kvc__arena *arena, const kvc_sampler_desc *d)
+{
+    uint32_t n_vocab = kvc__model_n_vocab(d->model), n_tokens = kvc__model_n_tokens(d->model);
+    uint32_t n_ids = n_tokens > 0 && n_tokens < n_vocab ? n_tokens : n_vocab;
+    kvc_sampler *s = (kvc_sampler *)kvc__take(arena, 1, sizeof *s);
+    void *candidates = kvc__take(arena, n_ids, sizeof(kvc__candidate)), *bias = NULL;
+    void *counts = NULL, *window = NULL;
+    if (d->n_bias > 0) bias = kvc__take(arena, n_vocab, sizeof(float));
+    if (kvc__sampler_has_penalties(d)) {
+        counts = kvc__take(arena, n_vocab, sizeof(uint32_t));
+        window = kvc__take(arena, d->penalty_window, sizeof(uint32_t));
+    }
+    if (s == NULL) return NULL;
+    memset(s, 0, sizeof *s);
+    s->desc = *d;
+    s->n_vocab = n_vocab;
+    s->n_ids = n_ids;
+    s->candidates = (kvc__candidate *)candidates;
+    s->bias = (float *)bias;
+    s->counts = (uint32_t *)counts;
+    s->window = (uint32_t *)window;
+    return s;
+}
+
+static kvc_result kvc__sampler_measure(kvc_sampler_desc *d, size_t *size, kvc_error *err)
+{
+    kvc__arena arena;
+    kvc_result r = kvc__sampler_defaults(d, err);
+    if (r != KVC_OK) return r;
+    memset(&arena, 0, sizeof arena);
+    kvc__sampler_layout(&arena, d);
+    if (arena.overflow)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "penalty_window",
+            "the sampler passes the address space");
+    *size = arena.used;
+    return KVC_OK;
+}
+
+static void kvc__sampler_reset(kvc_sampler *s, uint64_t seed)
+{
+    s->random = seed;
+    s->desc.seed = seed;
+    s->n_window = 0;
+    s->cursor = 0;
+    if (s->counts) memset(s->counts, 0, s->n_vocab * sizeof(uint32_t));
+}
+
+static void kvc__sampler_copy_bias(kvc_sampler *s, const kvc_logit_bias *bias, size_t n)
+{
+    size_t i;
+    if (!s->bias) return;
+    memset(s->bias, 0, s->n_vocab * sizeof(float));
+    for (i = 0; i < n; i++) s->bias[bias[i].token] = bias[i].bias;
+}
+
+static kvc_result kvc__sampler_new(kvc_sampler **out, const kvc_sampler_desc *desc, kvc_error *err)
+{
+    kvc_sampler_desc d = *desc;
+    kvc_sampler *s;
+    kvc__arena arena;
+    void *block;
+    size_t size;
+    int owned;
+    kvc_result r = kvc__sampler_measure(&d, &size, err);
+    if (r != KVC_OK) return r;
+    r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err);
+    if (r != KVC_OK) return r;
+    memset(&arena, 0, sizeof arena);
+    arena.base = (unsigned char *)block;
+    s = kvc__sampler_layout(&arena, &d);
+    s->block_size = size;
+    s->owned = owned;
+    s->desc.bias = NULL;
+    kvc__sampler_copy_bias(s, desc->bias, desc->n_bias);
+    kvc__sampler_reset(s, d.seed);
+    *out = s;
+    return KVC_OK;
+}
+
+static void kvc__sampler_free(kvc_sampler *s)
+{
+    kvc_allocator a = s->desc.allocator;    /* the struct lies in the block that goes */
+    if (s->owned) kvc__free(&a, s, s->block_size);
+}
+
+/* ------------------------------------------------------------------------------------------------
    >>step  Walking the plan; contexts, prefill, decode
    The cursor of a step says which operation is computed and which of its tiles are taken. The
    tiles are dealt out in runs, one for each thread, so that a thread reads memory in order; one
@@ -12041,402 +12437,6 @@ static void kvc__batch_begin(kvc_request *q, size_t n)
         if (q[i].seq != NULL && q[i].seq->index != (uint32_t)i)
             q[i].result = kvc__fail(q[i].err, KVC_ERROR_ARGUMENT, "seq",
                 "it is in the batch already");
-}
-
-/* ------------------------------------------------------------------------------------------------
-   >>sampler  From logits to one token
-   Owns the candidate list, the penalty window and the random generator, all in one block that is
-   laid out at creation. Each step works on what the step before kept. The k best are taken from a
-   binary heap, so a large vocabulary is never sorted. Every sum is over doubles in the order of the
-   list: rising ids, or falling logits once top_k or top_p has ranked the list; equal logits rank by
-   id. Products are of numbers short enough to be exact, so a compiler that fuses a multiplication
-   and an addition changes no bit.
-   ---------------------------------------------------------------------------------------------- */
-
-#define KVC__SAMPLER_WINDOW_MAX 0x10000000u   /* 2^28: count * penalty stays exact in a double */
-
-typedef struct kvc__candidate {
-    double weight;              /* exp((logit - largest) / temperature), 0 before it is known */
-    float logit;                /* after bias and penalties */
-    uint32_t id;
-} kvc__candidate;
-
-struct kvc_sampler {
-    kvc_sampler_desc desc;      /* resolved; the bias list is in `bias` below instead */
-    size_t block_size;
-    int owned;
-    uint32_t n_vocab;
-    uint32_t n_ids;             /* ids that may be chosen: [0, n_ids) */
-    uint64_t random;            /* state of the generator */
-    kvc__candidate *candidates; /* [n_ids], scratch of one call */
-    float *bias;                /* [n_vocab], NULL without bias */
-    uint32_t *counts;           /* [n_vocab] uses in the window, NULL without penalties */
-    uint32_t *window;           /* [penalty_window] ring of the latest tokens, NULL likewise */
-    uint32_t n_window;          /* tokens in the ring */
-    uint32_t cursor;            /* where the next one goes */
-};
-
-/* ---- generator ---- */
-
-/* SplitMix64 (Steele, Lea and Flood 2014): one word of state, and every seed is good. */
-static uint64_t kvc__random_u64(uint64_t *state)
-{
-    *state += 0x9e3779b97f4a7c15u;
-    return kvc__mix64(*state);
-}
-
-/* Uniform in [0, 1): the upper 53 bits times 2^-53. Never 1. */
-static double kvc__random_unit(uint64_t *state)
-{
-    return (double)(kvc__random_u64(state) >> 11) * (1.0 / 9007199254740992.0);
-}
-
-/* ---- candidates ---- */
-
-static int kvc__candidate_before(const kvc__candidate *a, const kvc__candidate *b)
-{
-    return a->logit > b->logit || (a->logit == b->logit && a->id < b->id);
-}
-
-static void kvc__candidates_swap(kvc__candidate *c, uint32_t i, uint32_t j)
-{
-    kvc__candidate t = c[i];
-    c[i] = c[j];
-    c[j] = t;
-}
-
-/* Restores the heap of n under place i: a parent comes before its children 2i+1 and 2i+2. Children
-   are counted in 64 bits, since 2i+2 may pass 2^32. */
-static void kvc__candidates_sift(kvc__candidate *c, uint32_t n, uint32_t i)
-{
-    for (;;) {
-        uint64_t child = (uint64_t)i * 2 + 1;
-        uint32_t best = i;
-        if (child < n && kvc__candidate_before(&c[child], &c[best])) best = (uint32_t)child;
-        if (child + 1 < n && kvc__candidate_before(&c[child + 1], &c[best])) {
-            best = (uint32_t)(child + 1);
-        }
-        if (best == i) return;
-        kvc__candidates_swap(c, i, best);
-        i = best;
-    }
-}
-
-/* Ranks candidates until there are k of them or their weights reach `mass`, and moves them to the
-   front, best first. Returns how many. */
-static uint32_t kvc__candidates_rank(kvc__candidate *c, uint32_t n, uint32_t k, double mass)
-{
-    double sum = 0.0;
-    uint32_t i, kept = 0;
-    for (i = n / 2; i-- > 0;) kvc__candidates_sift(c, n, i);
-    while (kept < n && kept < k && sum < mass) {
-        uint32_t last = n - 1 - kept;
-        kvc__candidates_swap(c, 0, last);
-        kvc__candidates_sift(c, last, 0);
-        sum += c[last].weight;
-        kept++;
-    }
-    for (i = 0; i < kept && i < n / 2; i++) kvc__candidates_swap(c, i, n - 1 - i);
-    return kept;
-}
-
-/* Softmax without its division. The best weight is 1, so the sum is at least 1. Below -746 a weight
-   is less than the smallest double; with a tiny temperature the quotient is far below that, but
-   finite: its size is at most 2 * FLT_MAX / 2^-149. */
-static void kvc__candidates_weigh(kvc__candidate *c, uint32_t n, float largest, float temperature)
-{
-    uint32_t i;
-    for (i = 0; i < n; i++) {
-        double x = ((double)c[i].logit - (double)largest) / (double)temperature;
-        c[i].weight = x < -746.0 ? 0.0 : kvc__exp(x);
-    }
-}
-
-static double kvc__candidates_sum(const kvc__candidate *c, uint32_t n)
-{
-    double sum = 0.0;
-    uint32_t i;
-    for (i = 0; i < n; i++) sum += c[i].weight;
-    return sum;
-}
-
-/* The smallest set of best ones whose share of the weights is at least p. */
-static uint32_t kvc__candidates_top_p(kvc__candidate *c, uint32_t n, float p)
-{
-    return kvc__candidates_rank(c, n, n, (double)p * kvc__candidates_sum(c, n));
-}
-
-/* Drops what weighs less than p times the best, whose weight is 1. Keeps the order. */
-static uint32_t kvc__candidates_min_p(kvc__candidate *c, uint32_t n, float p)
-{
-    uint32_t i, kept = 0;
-    for (i = 0; i < n; i++) {
-        if (c[i].weight >= (double)p) c[kept++] = c[i];
-    }
-    return kept;
-}
-
-/* The candidate in whose share of [0, 1) `unit` lies. Rounding may leave none past the last share;
-   then it is the last one that has a weight. */
-static uint32_t kvc__candidates_draw(const kvc__candidate *c, uint32_t n, double unit)
-{
-    double target = unit * kvc__candidates_sum(c, n), sum = 0.0;
-    uint32_t i, last = 0;
-    for (i = 0; i < n && sum <= target; i++) {
-        sum += c[i].weight;
-        if (c[i].weight > 0.0) last = i;
-    }
-    return c[last].id;
-}
-
-static const kvc__candidate *kvc__candidates_best(const kvc__candidate *c, uint32_t n)
-{
-    const kvc__candidate *best = c;
-    uint32_t i;
-    for (i = 1; i < n; i++) {
-        if (kvc__candidate_before(&c[i], best)) best = &c[i];
-    }
-    return best;
-}
-
-/* ---- bias and penalties ---- */
-
-/* Back to a float. A finite logit stays finite, so that only a ban gives -INFINITY. */
-static float kvc__logit_clamp(double x)
-{
-    if (x > (double)FLT_MAX) return FLT_MAX;
-    if (x < -(double)FLT_MAX) return -FLT_MAX;
-    return (float)x;
-}
-
-static float kvc__logit_bias(float logit, float bias)
-{
-    if (logit < -FLT_MAX || bias < -FLT_MAX) return -INFINITY;
-    return kvc__logit_clamp((double)logit + (double)bias);
-}
-
-/* First the factor, once however often the token occurred, then what is subtracted. */
-static float kvc__logit_penalize(const kvc_sampler_desc *desc, float logit, uint32_t count)
-{
-    double x = (double)logit, factor = (double)desc->repeat_penalty;
-    if (x < -(double)FLT_MAX) return logit;
-    if (factor > 0.0) x = x > 0.0 ? x / factor : x * factor;
-    x -= (double)desc->frequency_penalty * (double)count;
-    x -= (double)desc->presence_penalty;
-    return kvc__logit_clamp(x);
-}
-
-static void kvc__sampler_accept(kvc_sampler *s, kvc_token token)
-{
-    if (!s->window || token < 0 || (uint32_t)token >= s->n_vocab) return;
-    if (s->n_window == s->desc.penalty_window) s->counts[s->window[s->cursor]]--;
-    else s->n_window++;
-    s->window[s->cursor] = (uint32_t)token;
-    s->counts[token]++;
-    s->cursor = s->cursor + 1 == s->desc.penalty_window ? 0 : s->cursor + 1;
-}
-
-/* ---- one choice ---- */
-
-static int kvc__logits_have_nan(const float *logits, uint32_t n)
-{
-    uint32_t i, found = 0;
-    for (i = 0; i < n; i++) found |= (uint32_t)(logits[i] != logits[i]);
-    return found != 0;
-}
-
-/* Fills the list with what may be chosen, by rising id, and returns how many there are. */
-static uint32_t kvc__sampler_collect(kvc_sampler *s, const float *logits)
-{
-    kvc__candidate *c = s->candidates;
-    uint32_t i, n = 0;
-    for (i = 0; i < s->n_ids; i++) {
-        float x = logits[i] > FLT_MAX ? FLT_MAX : logits[i];
-        if (s->bias) x = kvc__logit_bias(x, s->bias[i]);
-        if (s->counts && s->counts[i]) x = kvc__logit_penalize(&s->desc, x, s->counts[i]);
-        c[n].weight = 0.0;
-        c[n].logit = x;
-        c[n].id = i;
-        n += x >= -FLT_MAX;
-    }
-    return n;
-}
-
-static uint32_t kvc__sampler_choose(kvc_sampler *s, uint32_t n)
-{
-    const kvc_sampler_desc *desc = &s->desc;
-    kvc__candidate *c = s->candidates;
-    const kvc__candidate *best = kvc__candidates_best(c, n);
-    float largest = best->logit;
-    if (desc->temperature == 0.0f) return best->id;
-    if (desc->top_k > 0 && desc->top_k < n) n = kvc__candidates_rank(c, n, desc->top_k, 1.0);
-    kvc__candidates_weigh(c, n, largest, desc->temperature);
-    if (desc->top_p > 0.0f && desc->top_p < 1.0f) n = kvc__candidates_top_p(c, n, desc->top_p);
-    if (desc->min_p > 0.0f) n = kvc__candidates_min_p(c, n, desc->min_p);
-    return kvc__candidates_draw(c, n, kvc__random_unit(&s->random));
-}
-
-static kvc_result kvc__sampler_sample(kvc_sampler *s, const float *logits, kvc_token *token,
-    kvc_error *err)
-{
-    uint32_t n;
-    *token = KVC_NO_TOKEN;
-    if (kvc__logits_have_nan(logits, s->n_vocab)) {
-        return kvc__fail(err, KVC_ERROR_NUMERIC, "logits", "a logit is not a number");
-    }
-    n = kvc__sampler_collect(s, logits);
-    if (n == 0) {
-        return kvc__fail(err, KVC_ERROR_NUMERIC, "logits", "every token is banned or at -INFINITY");
-    }
-    *token = (kvc_token)kvc__sampler_choose(s, n);
-    kvc__sampler_accept(s, *token);
-    return KVC_OK;
-}
-
-/* ---- creation ---- */
-
-static int kvc__is_between(float x, float low, float high)   /* false for NaN */
-{
-    return x >= low && x <= high;
-}
-
-static int kvc__is_finite(float x)
-{
-    return kvc__is_between(x, -FLT_MAX, FLT_MAX);
-}
-
-static kvc_result kvc__sampler_check_bias(const kvc_sampler_desc *desc, kvc_error *err)
-{
-    uint32_t n_vocab = kvc__model_n_vocab(desc->model);
-    size_t i;
-    if (desc->n_bias > 0 && !desc->bias) {
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "NULL, but n_bias is not 0");
-    }
-    for (i = 0; i < desc->n_bias; i++) {
-        const kvc_logit_bias *b = &desc->bias[i];
-        if (b->token < 0 || (uint32_t)b->token >= n_vocab) {
-            return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "a token id is not the model's");
-        }
-        if (!(b->bias <= FLT_MAX)) {
-            return kvc__fail(err, KVC_ERROR_ARGUMENT, "bias", "a bias is NaN or +INFINITY");
-        }
-    }
-    return KVC_OK;
-}
-
-/* Fills in the defaults; fails naming the field. */
-static kvc_result kvc__sampler_defaults(kvc_sampler_desc *d, kvc_error *err)
-{
-    const char *where = NULL;
-    if (d->start_canary != 0 || d->end_canary != 0)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "desc", "not zero-initialised");
-    if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
-    if (!kvc__is_between(d->temperature, 0.0f, FLT_MAX)) where = "temperature";
-    else if (!kvc__is_between(d->top_p, 0.0f, 1.0f)) where = "top_p";
-    else if (!kvc__is_between(d->min_p, 0.0f, 1.0f)) where = "min_p";
-    else if (!kvc__is_between(d->repeat_penalty, 0.0f, FLT_MAX)) where = "repeat_penalty";
-    else if (!kvc__is_finite(d->frequency_penalty)) where = "frequency_penalty";
-    else if (!kvc__is_finite(d->presence_penalty)) where = "presence_penalty";
-    else if (d->penalty_window > KVC__SAMPLER_WINDOW_MAX) where = "penalty_window";
-    if (where != NULL)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, where, "not a number in its range");
-    if (d->repeat_penalty == 1.0f) d->repeat_penalty = 0.0f;
-    if (d->penalty_window == 0) d->penalty_window = 64;
-    if (!kvc__allocator_resolve(&d->allocator, &d->allocator, kvc__model_allocator(d->model)))
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "allocator", "only one of alloc and free is set");
-    return kvc__sampler_check_bias(d, err);
-}
-
-static int kvc__sampler_has_penalties(const kvc_sampler_desc *desc)
-{
-    return desc->repeat_penalty != 0.0f || desc->frequency_penalty != 0.0f
-        || desc->presence_penalty != 0.0f;
-}
-
-/* Measures, or places the parts of the sampler if the arena has a base. */
-static kvc_sampler *kvc__sampler_layout(kvc__arena *arena, const kvc_sampler_desc *d)
-{
-    uint32_t n_vocab = kvc__model_n_vocab(d->model), n_tokens = kvc__model_n_tokens(d->model);
-    uint32_t n_ids = n_tokens > 0 && n_tokens < n_vocab ? n_tokens : n_vocab;
-    kvc_sampler *s = (kvc_sampler *)kvc__take(arena, 1, sizeof *s);
-    void *candidates = kvc__take(arena, n_ids, sizeof(kvc__candidate)), *bias = NULL;
-    void *counts = NULL, *window = NULL;
-    if (d->n_bias > 0) bias = kvc__take(arena, n_vocab, sizeof(float));
-    if (kvc__sampler_has_penalties(d)) {
-        counts = kvc__take(arena, n_vocab, sizeof(uint32_t));
-        window = kvc__take(arena, d->penalty_window, sizeof(uint32_t));
-    }
-    if (s == NULL) return NULL;
-    memset(s, 0, sizeof *s);
-    s->desc = *d;
-    s->n_vocab = n_vocab;
-    s->n_ids = n_ids;
-    s->candidates = (kvc__candidate *)candidates;
-    s->bias = (float *)bias;
-    s->counts = (uint32_t *)counts;
-    s->window = (uint32_t *)window;
-    return s;
-}
-
-static kvc_result kvc__sampler_measure(kvc_sampler_desc *d, size_t *size, kvc_error *err)
-{
-    kvc__arena arena;
-    kvc_result r = kvc__sampler_defaults(d, err);
-    if (r != KVC_OK) return r;
-    memset(&arena, 0, sizeof arena);
-    kvc__sampler_layout(&arena, d);
-    if (arena.overflow)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "penalty_window",
-            "the sampler passes the address space");
-    *size = arena.used;
-    return KVC_OK;
-}
-
-static void kvc__sampler_reset(kvc_sampler *s, uint64_t seed)
-{
-    s->random = seed;
-    s->desc.seed = seed;
-    s->n_window = 0;
-    s->cursor = 0;
-    if (s->counts) memset(s->counts, 0, s->n_vocab * sizeof(uint32_t));
-}
-
-static void kvc__sampler_copy_bias(kvc_sampler *s, const kvc_logit_bias *bias, size_t n)
-{
-    size_t i;
-    if (!s->bias) return;
-    memset(s->bias, 0, s->n_vocab * sizeof(float));
-    for (i = 0; i < n; i++) s->bias[bias[i].token] = bias[i].bias;
-}
-
-static kvc_result kvc__sampler_new(kvc_sampler **out, const kvc_sampler_desc *desc, kvc_error *err)
-{
-    kvc_sampler_desc d = *desc;
-    kvc_sampler *s;
-    kvc__arena arena;
-    void *block;
-    size_t size;
-    int owned;
-    kvc_result r = kvc__sampler_measure(&d, &size, err);
-    if (r != KVC_OK) return r;
-    r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err);
-    if (r != KVC_OK) return r;
-    memset(&arena, 0, sizeof arena);
-    arena.base = (unsigned char *)block;
-    s = kvc__sampler_layout(&arena, &d);
-    s->block_size = size;
-    s->owned = owned;
-    s->desc.bias = NULL;
-    kvc__sampler_copy_bias(s, desc->bias, desc->n_bias);
-    kvc__sampler_reset(s, d.seed);
-    *out = s;
-    return KVC_OK;
-}
-
-static void kvc__sampler_free(kvc_sampler *s)
-{
-    kvc_allocator a = s->desc.allocator;    /* the struct lies in the block that goes */
-    if (s->owned) kvc__free(&a, s, s->block_size);
 }
 
 /* ------------------------------------------------------------------------------------------------
