@@ -53,7 +53,7 @@ LINKED_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream $(BUILD)/batch
 KV_BENCH := $(LINKED_BENCH) $(BUILD)/prefix
 # These know the API alone and are linked with one object; all others contain the implementation.
 LINKED   := $(LINKED_BENCH) $(BUILD)/oracle \
-    $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern batch)
+    $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern batch slices)
 # These look inside and link the kernels, so that those are compiled once.
 INSIDE   := $(addprefix $(BUILD)/, $(filter-out test_kernels bits generate, $(notdir \
     $(filter-out $(LINKED), $(TESTS) $(ORACLES) $(EXAMPLES)))) prefix)
@@ -82,7 +82,7 @@ $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(KV_BENCH) $(PEERS): $(NEEDED)
 	$(CC) $(BASE) $(POSIX) $(APART) $(LDFLAGS) -o $@ $(filter %.c %.o,$^) $(EXTRA) $(LIBS)
 
 $(BUILD)/kvc.o: kvc.h $(BUILD)/flags
-	$(CC) $(BASE) -x c -DKVC_IMPLEMENTATION -c -o $@ kvc.h
+	$(CC) $(BASE) -D_DEFAULT_SOURCE -x c -DKVC_IMPLEMENTATION -c -o $@ kvc.h
 
 $(BUILD)/kernels.o: kvc.h $(BUILD)/flags
 	$(CC) $(BASE) -x c -DKVC_IMPLEMENTATION -DKVC_STATIC=1 -DKVC__TABLE= \

@@ -93,6 +93,7 @@
        row        one token at one position of one sequence, inside a step
        batch      prefills and decodes of several sequences in one step: the weights are read once
                   for all, so sixteen characters do not wait sixteen times as long as one
+       request    tokens for a sequence, and perhaps a text that goes on from them
        prefill    a step over many known tokens; bound by arithmetic
        decode     a step over one new token; bound by reading the weights and the cache
        logits     one number for each token of the vocabulary: how likely it is to come next
@@ -117,6 +118,16 @@
    the host's takes the pages whose memory is needed and gives them back: a disk, say, or a server
    that several processes share. Nothing that comes from there is trusted: its tokens are compared,
    its bytes authenticated; what does not come in time is computed.
+
+   kvc_prefill, kvc_decode and kvc_batch return when they are done. A program that must not wait
+   gives a context its requests with kvc_submit and calls kvc_run(ctx, 2000) in each frame, which
+   works on them for two milliseconds, stops between two tiles and goes on from there the next time;
+   until then nothing runs and nothing is locked. A request that is submitted joins the next pass
+   over the weights, so that texts of many characters are written at once, and leaves when it is
+   done; n_chunk keeps a long prompt from holding up the others. One with a sampler writes its text
+   on its own and tells each token. kvc_cancel leaves every sequence as it was. kvc_progress tells
+   how far it is. A program with threads to spare has one of them call kvc_run(ctx, KVC_NO_LIMIT),
+   and submits from the others: see examples/worker.c.
 
    Layers that see only a window of positions (sliding-window attention) need K and V of that window
    alone: they have a pool of pages of their own, and give back what fell out. A sequence of such a
@@ -154,16 +165,18 @@
    A model may be used by any number of threads. A cache locks itself: sequences of one cache may
    be opened, computed and closed by different threads at once, each with its own context. A
    sequence, a context, a sampler and a text stream are used by one thread at a time; any number may
-   fork a sequence that nobody changes meanwhile. A context
-   with n_threads of 0 or 1 makes no thread. With more, its threads sleep between steps; within a
-   step a thread that finds nothing to do spins for some microseconds, then yields, then sleeps.
+   fork a sequence that nobody changes meanwhile, and kvc_submit, kvc_cancel and kvc_progress may be
+   called beside what the context is doing. A context with n_threads of 0 or 1 makes no thread. With
+   more, its threads sleep between steps; within a step a thread that finds nothing to do spins for
+   some microseconds, then yields, then sleeps. With a job system of the host's (kvc_jobs) the
+   library makes no thread at all.
    Kernels run in the standard floating-point mode and put the host's mode back.
 
    NUMBERS
    N1  The bits of every K, V and logit depend on the weights, the token ids, their positions and
        the KV types, and on nothing else: not on how a prompt was cut, n_batch, page_size, the
-       number of threads, who else is computed, the prefix table, forks, roll-backs, reorders,
-       saving and loading.
+       number of threads, whose they are, who else is computed, time slices, what was cancelled, the
+       prefix table, forks, roll-backs, reorders, saving and loading.
        Where positions were removed, they depend on the tokens and removals of the sequence and
        their order alone; with KVC_POLICY_WINDOW also on n_ctx, page_size and n_keep, which decide
        what is removed when, and with KVC_POLICY_HEAVY on n_heavy and on roll-backs, whose queries
@@ -178,8 +191,8 @@
    refused.
 
    WHAT IT DOES NOT DO
-   No training, no GPU, no text generation loop of its own: the host decides when a token is
-   computed. No big-endian machines. No downloads. Architectures: llama and qwen2, without
+   No training, no GPU, no work in the background: the host decides when a token is computed. No
+   big-endian machines. No downloads. Architectures: llama and qwen2, without
    experts. Formats: GGUF versions 2 and 3 with tensors in F32, F16, BF16, Q8_0, Q4_0. Files of
    other kinds are refused by name.
 */
@@ -253,7 +266,7 @@ extern "C" {
     X(KVC_ERROR_SPACE,       7, "the output buffer is too small; the needed size is returned") \
     X(KVC_ERROR_NUMERIC,     8, "no finite logit to choose from") \
     X(KVC_ERROR_THREAD,      9, "a thread or lock could not be made") \
-    X(KVC_ERROR_CANCELLED,  10, "a callback asked to stop")
+    X(KVC_ERROR_CANCELLED,  10, "a callback or kvc_cancel asked to stop")
 
 typedef enum kvc_result {
 #define KVC__ENUM(name, value, text) name = value,
@@ -288,6 +301,22 @@ typedef struct kvc_allocator {
     void (*free)(void *ptr, size_t size, void *user);
     void *user;
 } kvc_allocator;
+
+/* Where the threads come from that share work. Zeroed: the library makes n_threads - 1 of its own,
+   which sleep while there is nothing to do and end with the object that they were made for. */
+typedef struct kvc_jobs {
+    /* The host's job system: calls fn(arg, i) once for each i below n, on any of its threads, at
+       the same time as far as it can, and returns when all have returned; n is n_threads. The
+       library then makes no thread. Each fn works until the step, or the time that kvc_run was
+       given, is over: it is one long job for each thread, not one for each part. Calls that come
+       one after the other instead give the same bits. NULL: none. */
+    void (*parallel_for)(uint32_t n, void (*fn)(void *arg, uint32_t i), void *arg, void *user);
+    /* Called on each thread that the library made, with begins 1 at its start and 0 at its end:
+       the place to give it a name, a priority and the processors it may run on. worker: 1 to
+       n_threads - 1. NULL: not called. */
+    void (*on_thread)(uint32_t worker, int begins, void *user);
+    void *user;                 /* for both */
+} kvc_jobs;
 
 /* A block of the host's own memory: aligned to 64 bytes where an object is built in it. */
 typedef struct kvc_memory {
@@ -349,6 +378,7 @@ typedef struct kvc_model_desc {
     uint32_t n_threads;         /* threads that pack weights, the caller's included, until
                                    kvc_model_open returns; 0 and 1: no thread is made. At most
                                    256. */
+    kvc_jobs jobs;              /* whose threads; zeroed: the library's */
     uint32_t end_canary;        /* 0 */
 } kvc_model_desc;
 
@@ -561,9 +591,9 @@ typedef struct kvc_cache_desc {
     uint32_t n_cuts;            /* ranges that may be missing inside a sequence at once (see
                                    kvc_seq_remove), at most 4,096; 0: 8 */
     uint32_t n_heavy;           /* most positions that a sequence with KVC_POLICY_HEAVY can keep,
-                                   n_keep and n_heavy together; each takes 4 * rope_dim + 4 bytes,
-                                   and each of n_ctx 8, for every sequence. 0: the policy cannot be
-                                   used */
+                                   n_keep and n_heavy together; each takes 4 * rope_dim + 8 bytes,
+                                   and each of n_ctx 16, for every sequence. 0: the policy cannot
+                                   be used */
     kvc_kv_type type_k, type_v; /* 0: KVC_KV_F32 */
     uint32_t n_edge;            /* the first and the last n_edge layers use the next two types
                                    instead: better ones where errors cost most. 0: none */
@@ -634,6 +664,8 @@ typedef struct kvc_cache_info {
     uint64_t prefix_answered;   /* and those that did */
     uint64_t prefix_hit;        /* tokens of requests that were there */
     uint64_t prefix_computed;   /* tokens of requests that sequences which use it had to compute */
+    uint64_t prefix_saved_us;   /* microseconds that prefix_hit tokens would have taken, at the mean
+                                   speed of this cache's prefills */
     uint64_t prefix_evicted;    /* pages */
     uint64_t tier_put;          /* pages that the tier took, */
     uint64_t tier_got;          /* that came back from it, */
@@ -874,8 +906,15 @@ typedef struct kvc_ctx_desc {
     const kvc_model *model;     /* must outlive the context */
     uint32_t n_batch;           /* most rows computed in one pass over the weights; longer prefills
                                    are cut into such chunks, which changes no bit. 0: 256 */
+    uint32_t n_chunk;           /* most rows of prefills in a pass that has decodes as well: so
+                                   texts that are being written need not stand still while another
+                                   is read. 0: n_batch */
     uint32_t n_threads;         /* threads that share a step, the caller's included; 0 and 1: no
                                    thread is made. At most 256. */
+    kvc_jobs jobs;              /* whose threads; zeroed: the library's */
+    uint64_t (*clock_us)(void *user);   /* microseconds of any clock, for kvc_run, called on all
+                                   threads of a step; never falls. NULL: the system's */
+    void *user;                 /* for clock_us */
     kvc_isa isa;                /* a cap: the best set up to this one is used */
     kvc_gemm gemm;
     kvc_memory memory;          /* kvc_ctx_size bytes of the host's, aligned to 64; zeroed:
@@ -888,12 +927,12 @@ typedef struct kvc_ctx_desc {
    stacks are the operating system's and not counted. */
 KVC_API size_t kvc_ctx_size(const kvc_ctx_desc *desc);
 
-/* Makes a worker with its scratch memory and, for n_threads > 1, its n_threads - 1 sleeping
-   threads. Errors: ARGUMENT, MEMORY, THREAD, UNSUPPORTED (gemm not compiled in). One thread uses
-   it at a time. */
+/* Makes a worker with its scratch memory and, for n_threads > 1 and without a job system of the
+   host's, its n_threads - 1 sleeping threads. Errors: ARGUMENT, MEMORY, THREAD, UNSUPPORTED (gemm
+   not compiled in). One thread uses it at a time, but for what may be called beside it. */
 KVC_API kvc_result kvc_ctx_new(kvc_ctx **out, const kvc_ctx_desc *desc, kvc_error *err);
 
-/* Joins the threads and frees; NULL is allowed. */
+/* Joins the threads and frees; NULL is allowed. Requests that are not done are cancelled. */
 KVC_API void kvc_ctx_free(kvc_ctx *ctx);
 
 typedef struct kvc_ctx_info {
@@ -902,9 +941,11 @@ typedef struct kvc_ctx_info {
     size_t memory_size;         /* bytes of the one block */
     uint64_t n_rows;            /* token positions computed so far */
     uint64_t n_logit_rows;      /* rows that went through the LM head so far */
+    uint64_t run_us_most;       /* the longest call of kvc_run with a limit, microseconds, */
+    uint64_t run_us_late;       /* and the most by which one passed its limit */
 } kvc_ctx_info;
 
-/* Fills *info. The context must not be in a step. */
+/* Fills *info. No other thread may be in a call of the context. */
 KVC_API void kvc_ctx_query(const kvc_ctx *ctx, kvc_ctx_info *info);
 
 /* Prefill: appends n_tokens >= 1 known tokens to the sequence. If `logits` is not NULL, *logits
@@ -926,7 +967,12 @@ KVC_API kvc_result kvc_prefill_rows(kvc_ctx *ctx, kvc_seq *seq, const kvc_token 
 KVC_API kvc_result kvc_decode(kvc_ctx *ctx, kvc_seq *seq, kvc_token token, const float **logits,
     kvc_error *err);
 
-/* One sequence's part of a batch. */
+typedef struct kvc_sampler kvc_sampler;
+
+/* Tokens that a sequence is to be given, and perhaps a text that goes on from them. Zeroed by the
+   host, filled in, and left where it is until is_done; so are the arrays. The sequence is the
+   context's until then: all that may be done with it is to ask its length, tokens and kvc_seq_info,
+   between calls, and to close it, which cancels the request. */
 typedef struct kvc_request {
     kvc_seq *seq;
     const kvc_token *tokens;    /* [n_tokens] to be appended, at least 1 */
@@ -936,20 +982,79 @@ typedef struct kvc_request {
     size_t n_rows;              /* 0: no logits */
     float *logits;              /* [n_rows, n_vocab], the host's; written only if result is
                                    KVC_OK */
-    kvc_result result;          /* set by the call: what became of this request, */
-    kvc_error *err;             /* and why; the host's, or NULL */
-    size_t at, row;             /* the library's: tokens and rows that are done, */
-    uint32_t n_now, is_decode;  /* rows of the running pass; 1: always the built-in kernels */
+    uint32_t priority;          /* the highest go first; among equals those that came first */
+    /* a text */
+    kvc_sampler *sampler;       /* draws a token from the last logits, which is appended and gives
+                                   the next ones, until one ends the text (kvc_token_is_end) or as
+                                   below. That last token is not appended. Needs n_rows 1 and rows
+                                   NULL; logits are overwritten with each token. NULL: no text */
+    uint32_t limit;             /* most tokens to be drawn; 0: any number */
+    /* Called with each token that was drawn. Not 0: the text ends with it. NULL: not called. */
+    int (*on_token)(struct kvc_request *request, kvc_token token);
+    /* Called when is_done was set; the request can be used again from there on, the sequence be
+       closed. NULL: not called. */
+    void (*on_done)(struct kvc_request *request);
+    void *user;                 /* the host's */
+    kvc_error *err;             /* why it failed; the host's, or NULL */
+    /* set by the library */
+    kvc_result result;          /* what became of the request */
+    int is_done;
+    uint32_t n_generated;       /* tokens drawn */
+    kvc_token token;            /* the latest of them */
+    size_t at;                  /* tokens of n_tokens that are done, those from the prefix table
+                                   included; of a text that is being written, 0 or 1 */
+    /* the library's own */
+    struct kvc_request *next;
+    const kvc_token *part;
+    size_t n_part, row;
+    uint64_t ticket;
+    double work_now;
+    uint32_t n_now, is_decode, is_submitted, is_started, is_ready, is_cancelled, cancel;
 } kvc_request;
 
 /* Appends tokens to several sequences in the same passes over the weights, prefills and decodes
    mixed, of any lengths. The bits are those of one call for each. A pass takes n_batch rows of the
-   context at most: one of each request, as far as they go, and as many more of the first ones. A
-   request that fails does so alone, with the errors of kvc_prefill, also where a sequence is in the
-   batch for a second time; its sequence is as before. One of a single token is a decode. Errors of
-   the call itself: ARGUMENT; nothing is done then. */
+   context at most: requests of a single token, which are decodes, first, then tokens of the others
+   as they come, n_chunk at most beside decodes. A request that fails does so alone, with the errors
+   of kvc_prefill, also where a sequence is in the batch for a second time; its sequence is as
+   before. Returns when all are done. Errors of the call itself: ARGUMENT (also if the context has
+   requests of kvc_submit that are not done); nothing is done then. */
 KVC_API kvc_result kvc_batch(kvc_ctx *ctx, kvc_request *requests, size_t n_requests,
     kvc_error *err);
+
+/* ---- steps in slices of time ---- */
+
+/* Gives the context a request, which joins the others in the next pass over the weights (see
+   kvc_batch). It is checked by kvc_run. Any thread; kvc_prefill and the like leave it alone. From
+   on_done and on_token, too. Errors: ARGUMENT (NULL; it is submitted and not done). */
+KVC_API kvc_result kvc_submit(kvc_ctx *ctx, kvc_request *request, kvc_error *err);
+
+#define KVC_NO_LIMIT UINT64_MAX
+
+/* Works on the requests that were submitted, for budget_us microseconds or until none is left.
+   Returns 1 while some are, else 0. It stops between two tiles of an operation, which take
+   microseconds, or some hundred with large models and long contexts, and always gets on by one; so
+   kvc_run(ctx, 2000) in each frame spends two milliseconds of it. In between no thread of the
+   library runs and no lock is held. A pass with KVC_GEMM_CBLAS stops between operations only.
+   on_token and on_done are called from here, on the calling thread. KVC_NO_LIMIT: until all are
+   done. A NULL context has no request. */
+KVC_API int kvc_run(kvc_ctx *ctx, uint64_t budget_us);
+
+/* The requests that were submitted or are computed by a blocking call, or one of them, are not to
+   go on: they end with KVC_ERROR_CANCELLED, and their sequences are what they were before, to the
+   bit; a text keeps what on_token was given but for the latest token. Pages that were whole stay in
+   the prefix table. That happens in the call that is running, after the tiles that are being
+   computed (where rows of other requests are in the same pass, after that), or in the next kvc_run.
+   Where a policy removes positions or layers see a window, what a request takes away is kept until
+   it is done, in pages that are free; if there are not as many, and in blocking calls, it is
+   finished instead and the result KVC_OK. Any thread. request NULL: all so far. */
+KVC_API void kvc_cancel(kvc_ctx *ctx, kvc_request *request);
+
+/* The part of the work that is done, 0 to 1, of all requests that have begun since the context last
+   had none; 1 if it has none. Of texts that are being written only the token that is computed
+   counts. *us_left (may be NULL): microseconds of work that are left, an estimate from the time
+   that the part took which is done; UINT32_MAX: not known. Any thread. */
+KVC_API float kvc_progress(kvc_ctx *ctx, uint32_t *us_left);
 
 /* ---- sampler ---- */
 
@@ -958,8 +1063,6 @@ typedef struct kvc_logit_bias {
     float bias;                 /* added to the logit; -INFINITY bans the token; NaN and +INFINITY
                                    are refused */
 } kvc_logit_bias;
-
-typedef struct kvc_sampler kvc_sampler;
 
 /* The order of the steps: bias, penalties, temperature, top_k, top_p, min_p, draw. */
 typedef struct kvc_sampler_desc {
@@ -1056,6 +1159,7 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 #undef KVC__UNDEF_NOMINMAX
 #endif
 #elif !KVC__WINDOWS
+#include <sys/time.h>
 #if !KVC_NO_THREADS
 #include <pthread.h>
 #include <sched.h>
@@ -1280,6 +1384,37 @@ static int kvc__thread_start(kvc__thread *t, kvc__thread_result(KVC__THREAD_CALL
     return pthread_create(t, NULL, fn, arg) == 0;
 }
 static void kvc__thread_join(kvc__thread t) { pthread_join(t, NULL); }
+#endif
+
+/* ---- the clock: microseconds from any time on ---- */
+#if KVC__WINDOWS && (!KVC_NO_THREADS || !KVC_NO_FILES)
+static uint64_t kvc__clock(void)
+{
+    LARGE_INTEGER now, rate;
+    QueryPerformanceCounter(&now);
+    QueryPerformanceFrequency(&rate);
+    return (uint64_t)(now.QuadPart / rate.QuadPart) * 1000000u +
+        (uint64_t)(now.QuadPart % rate.QuadPart) * 1000000u / (uint64_t)rate.QuadPart;
+}
+#elif KVC__WINDOWS
+static uint64_t kvc__clock(void)
+{
+    return (uint64_t)clock() * 1000000u / CLOCKS_PER_SEC;
+}
+#elif defined(CLOCK_MONOTONIC)
+static uint64_t kvc__clock(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_nsec / 1000u;
+}
+#else   /* a strict C99 build: it can be set back, which ends a time slice */
+static uint64_t kvc__clock(void)
+{
+    struct timeval t;
+    gettimeofday(&t, NULL);
+    return (uint64_t)t.tv_sec * 1000000u + (uint64_t)t.tv_usec;
+}
 #endif
 
 /* A hint to the processor inside a short wait. */
@@ -1844,7 +1979,7 @@ static void kvc__sincos(double x, double *s, double *c)
    A crew runs one function on the caller and on its own threads at once. Its threads sleep on a
    condition while there is no work; a job does not wait for threads that have not woken by the
    time it is done, so a short job costs no more than the waking call. A crew of one makes no
-   thread.
+   thread, nor does one whose threads are the host's.
    ---------------------------------------------------------------------------------------------- */
 #define KVC__MAX_THREADS 256u
 
@@ -1863,9 +1998,11 @@ static kvc_result kvc__threads_check(uint32_t n_threads, kvc_error *err)
 typedef struct kvc__crew { uint32_t n; } kvc__crew;
 typedef struct kvc__crew_member { char none; } kvc__crew_member;
 
-static int kvc__crew_start(kvc__crew *crew, kvc__crew_member *members, uint32_t n)
+static int kvc__crew_start(kvc__crew *crew, kvc__crew_member *members, uint32_t n,
+    const kvc_jobs *jobs)
 {
     (void)members;
+    (void)jobs;
     crew->n = n;
     return n == 1;
 }
@@ -1889,6 +2026,7 @@ typedef struct kvc__crew {
     int quit;
     kvc__job job;
     void *arg;
+    kvc_jobs jobs;
 } kvc__crew;
 
 typedef struct kvc__crew_member {
@@ -1901,7 +2039,9 @@ static kvc__thread_result KVC__THREAD_CALL kvc__crew_main(void *arg)
 {
     kvc__crew_member *self = (kvc__crew_member *)arg;
     kvc__crew *crew = self->crew;
+    const kvc_jobs *jobs = &crew->jobs;
     uint32_t seen = 0;
+    if (jobs->on_thread != NULL) jobs->on_thread(self->worker, 1, jobs->user);
     kvc__lock_enter(&crew->lock);
     for (;;) {
         while (!crew->quit && (!crew->open || crew->generation == seen))
@@ -1915,13 +2055,14 @@ static kvc__thread_result KVC__THREAD_CALL kvc__crew_main(void *arg)
         if (--crew->n_active == 0) kvc__cond_wake(&crew->left);
     }
     kvc__lock_leave(&crew->lock);
+    if (jobs->on_thread != NULL) jobs->on_thread(self->worker, 0, jobs->user);
     return 0;
 }
 
 static void kvc__crew_stop(kvc__crew *crew)
 {
     uint32_t i;
-    if (crew->n <= 1) return;
+    if (crew->n <= 1 || crew->jobs.parallel_for != NULL) return;
     kvc__lock_enter(&crew->lock);
     crew->quit = 1;
     kvc__cond_wake(&crew->wake);
@@ -1935,13 +2076,15 @@ static void kvc__crew_stop(kvc__crew *crew)
 
 /* members: [n - 1], alive as long as the crew. 0 if a thread could not be made; nothing is left
    then. */
-static int kvc__crew_start(kvc__crew *crew, kvc__crew_member *members, uint32_t n)
+static int kvc__crew_start(kvc__crew *crew, kvc__crew_member *members, uint32_t n,
+    const kvc_jobs *jobs)
 {
     uint32_t i;
     memset(crew, 0, sizeof *crew);
     crew->n = n;
     crew->members = members;
-    if (n <= 1) return 1;
+    crew->jobs = *jobs;
+    if (n <= 1 || jobs->parallel_for != NULL) return 1;
     if (!kvc__lock_init(&crew->lock)) return 0;
     if (!kvc__cond_init(&crew->wake)) {
         kvc__lock_free(&crew->lock);
@@ -1964,10 +2107,23 @@ static int kvc__crew_start(kvc__crew *crew, kvc__crew_member *members, uint32_t 
     return 1;
 }
 
+/* One of the host's calls. A number that is none of the crew's has no memory to work in. */
+static void kvc__crew_call(void *arg, uint32_t i)
+{
+    const kvc__crew *crew = (const kvc__crew *)arg;
+    if (i < crew->n) crew->job(crew->arg, i);
+}
+
 static void kvc__crew_run(kvc__crew *crew, kvc__job job, void *arg)
 {
     if (crew->n <= 1) {
         job(arg, 0);
+        return;
+    }
+    if (crew->jobs.parallel_for != NULL) {
+        crew->job = job;
+        crew->arg = arg;
+        crew->jobs.parallel_for(crew->n, kvc__crew_call, crew, crew->jobs.user);
         return;
     }
     kvc__lock_enter(&crew->lock);
@@ -6113,7 +6269,8 @@ static kvc_result kvc__model_pack(kvc_model *m, const kvc_model_desc *desc, kvc_
     m->packed_size = size;
     m->in_place_group = 0;
     kvc__memory_large(m->packed, size);
-    if (!kvc__crew_start(&crew, members, desc->n_threads > 1 ? desc->n_threads : 1))
+    if (!kvc__crew_start(&crew, members, desc->n_threads > 1 ? desc->n_threads : 1,
+        &desc->jobs))
         return kvc__fail(err, KVC_ERROR_THREAD, "n_threads", "a thread could not be made");
     r = kvc__pack_all(m, desc, &crew, err);
     kvc__crew_stop(&crew);
@@ -6720,6 +6877,7 @@ typedef struct kvc__ring {
 struct kvc_seq {
     kvc_cache *cache;
     uint32_t is_open;
+    uint32_t is_busy, closes;           /* in a request that is not done; to be closed then */
     uint32_t index, n_uses;             /* scratch of kvc_seq_reorder; kvc_batch uses index */
     uint32_t n_pos;                     /* positions held; the next token's position */
     kvc_policy policy;
@@ -6735,6 +6893,10 @@ struct kvc_seq {
                                            up to it; the root and 0 */
     uint32_t n_hit;                     /* tokens of the latest request that were there */
     kvc_miss miss;
+    uint32_t is_foreign;                /* the running step's engine is not the salt's */
+    /* see "undoing a step" */
+    uint32_t n_before;                  /* n_pos when the step began */
+    uint32_t is_kept, is_lossy;         /* its shadow is what it was; there was no page for that */
     /* see "heavy hitters" */
     uint32_t n_heavy;
     uint32_t n_marked;                  /* slots from 0 on whose keys are turned by others, */
@@ -6755,8 +6917,10 @@ struct kvc_cache {
     uint32_t token_reach;               /* the reach whose pages also hold the tokens: one that sees
                                            all, if there is one */
     kvc__lock lock;
-    kvc_seq *seqs;                      /* [n_seqs] */
+    kvc_seq *seqs;                      /* [n_seqs], then the shadow of each */
     uint32_t n_open;
+    uint64_t n_timed;                   /* positions that prefills have computed, */
+    double us_timed;                    /* and the microseconds that it took */
     size_t block_size, grown;           /* bytes: its own block; the others */
     int owned;
 };
@@ -6856,6 +7020,12 @@ static uint64_t kvc__pages_touched(uint64_t n, uint32_t page_size)
     return (n + page_size - 2) / page_size + 1;
 }
 
+/* Sequences and their shadows. */
+static uint32_t kvc__n_slots(const kvc_cache_desc *d)
+{
+    return 2 * d->n_seqs;
+}
+
 /* Leaves that n pages in a row touch at most. */
 static uint32_t kvc__ring_leaves(uint32_t n)
 {
@@ -6891,7 +7061,7 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     if (all > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
     pool->ring_leaves = kvc__ring_leaves((uint32_t)need + kvc__pages_spare(d->n_cuts + 2));
-    if ((uint64_t)pool->ring_leaves * d->n_seqs > 0x7fffffffu)
+    if ((uint64_t)pool->ring_leaves * kvc__n_slots(d) > 0x7fffffffu)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "n_ctx * n_seqs needs too many pages");
     pool->ring_cap = (uint32_t)need;
     pool->n_pages = (uint32_t)all;
@@ -7021,13 +7191,14 @@ static void kvc__extents_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache
     float *turns;
     size_t all = 0, all_turns = 0;
     uint32_t i;
-    if (!kvc__mul_size(&all, n, d->n_seqs) || !kvc__mul_size(&all_turns, n_turns, d->n_seqs))
+    if (!kvc__mul_size(&all, n, kvc__n_slots(d)) ||
+        !kvc__mul_size(&all_turns, n_turns, kvc__n_slots(d)))
         arena->overflow = 1;
     extents = (kvc__extent *)kvc__take(arena, all, sizeof *extents);
     turns = (float *)kvc__take(arena, all_turns, sizeof *turns);
     if (arena->base == NULL) return;
     memset(extents, 0, all * sizeof *extents);
-    for (i = 0; i < d->n_seqs; i++) {
+    for (i = 0; i < kvc__n_slots(d); i++) {
         c->seqs[i].extents = extents + i * n;
         c->seqs[i].turns = turns + i * n_turns;
         c->seqs[i].n_extents = 1;
@@ -7047,12 +7218,12 @@ static void kvc__heavy_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_d
     if (!kvc__mul_size(&turn_size, (size_t)n * sizeof *turns, rope_dim) ||
         !kvc__mul_size(&tally_size, n_tally, sizeof *tally))
         arena->overflow = 1;
-    marks = (uint32_t *)kvc__take(arena, d->n_seqs, n * sizeof *marks);
+    marks = (uint32_t *)kvc__take(arena, kvc__n_slots(d), n * sizeof *marks);
     turns = (float *)kvc__take(arena, d->n_seqs, turn_size);
-    tally = (uint64_t *)kvc__take(arena, d->n_seqs, tally_size);
-    for (i = 0; arena->base != NULL && i < d->n_seqs; i++) {
+    tally = (uint64_t *)kvc__take(arena, kvc__n_slots(d), tally_size);
+    for (i = 0; arena->base != NULL && i < kvc__n_slots(d); i++) {
         c->seqs[i].marks = marks + (size_t)i * n;
-        c->seqs[i].mark_turns = turns + (size_t)i * n * rope_dim;
+        if (i < d->n_seqs) c->seqs[i].mark_turns = turns + (size_t)i * n * rope_dim;
         c->seqs[i].tally = tally + i * n_tally;
     }
 }
@@ -7070,19 +7241,22 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
 {
     const kvc_model *m = d->model;
     kvc_cache *c = (kvc_cache *)kvc__take(arena, 1, sizeof *c);
-    kvc_seq *seqs = (kvc_seq *)kvc__take(arena, d->n_seqs, sizeof *seqs);
+    kvc_seq *seqs = (kvc_seq *)kvc__take(arena, kvc__n_slots(d), sizeof *seqs);
     kvc__layer_kv *layers = (kvc__layer_kv *)kvc__take(arena, m->n_layers, sizeof *layers);
     uint32_t i;
     if (c != NULL) {
         memset(c, 0, sizeof *c);
-        memset(seqs, 0, d->n_seqs * sizeof *seqs);
+        memset(seqs, 0, kvc__n_slots(d) * sizeof *seqs);
         c->desc = *d;
         while ((1u << c->page_shift) < d->page_size) c->page_shift++;
         c->v_stride = kvc__v_stride(m);
         c->layers = layers;
         c->seqs = seqs;
         memcpy(c->pools, pools, sizeof c->pools);
-        for (i = 0; i < d->n_seqs; i++) seqs[i].cache = c;
+        for (i = 0; i < kvc__n_slots(d); i++) {
+            seqs[i].cache = c;
+            seqs[i].salt = seqs[i].tail = KVC__NONE;
+        }
     }
     if (d->n_prefix != 0)
         kvc__table_layout(arena, c != NULL ? &c->table : NULL, d->n_prefix, d->n_salts,
@@ -7096,8 +7270,8 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
             if (c != NULL) pool.table = &c->table;
         }
         kvc__slab_layout(arena, &pool, d, i, i == kvc__token_reach(m), pool.n_pages);
-        kvc__bush_layout(arena, &pool, pool.ring_leaves * d->n_seqs);
-        kvc__rings_layout(arena, c, i, pool.ring_leaves, d->n_seqs);
+        kvc__bush_layout(arena, &pool, pool.ring_leaves * kvc__n_slots(d));
+        kvc__rings_layout(arena, c, i, pool.ring_leaves, kvc__n_slots(d));
         if (c != NULL) c->pools[i] = pool;
     }
     kvc__extents_layout(arena, c, d);
@@ -7964,15 +8138,13 @@ static void kvc__prefix_leave(kvc_seq *s)
     kvc__prefix_none(s);
 }
 
-/* A prefill by this engine: another than its K and V in the table are from ends its part. */
+/* A prefill by this engine: another than its K and V in the table are from ends the sequence's
+   part, when the step is done. */
 static void kvc__prefix_engine(kvc_seq *s, kvc_gemm gemm)
 {
-    kvc_cache *c = s->cache;
-    if (s->salt == KVC__NONE || !c->desc.model->has_floats ||
-        c->table.salts[s->salt].gemm == (uint32_t)gemm) return;
-    kvc__lock_enter(&c->lock);
-    kvc__prefix_leave(s);
-    kvc__lock_leave(&c->lock);
+    const kvc_cache *c = s->cache;
+    s->is_foreign = s->salt != KVC__NONE && c->desc.model->has_floats &&
+        c->table.salts[s->salt].gemm != (uint32_t)gemm;
 }
 
 static void kvc__prefix_join(kvc_seq *s, uint32_t salt, uint32_t priority, uint32_t ttl)
@@ -7994,8 +8166,8 @@ static void kvc__prefix_back(kvc_seq *s, uint32_t length)
 /* Whether a position of the sequence is what a cold run would have. */
 static int kvc__prefix_whole(const kvc_seq *s)
 {
-    return s->salt != KVC__NONE && s->n_extents == 1 && s->extents[0].slot == 0 &&
-        s->extents[0].page == 0 && s->n_marked == 0;
+    return s->salt != KVC__NONE && !s->is_foreign && s->n_extents == 1 &&
+        s->extents[0].slot == 0 && s->extents[0].page == 0 && s->n_marked == 0;
 }
 
 static uint64_t kvc__cache_now(const kvc_cache *c)
@@ -9025,7 +9197,6 @@ static kvc_result kvc__seq_promise(kvc_seq *s, kvc__want *want, kvc_error *err)
         c->table.n_asked += want->n_known != 0;
         c->table.n_answered += s->n_hit != 0;
         c->table.n_hit += s->n_hit;
-        c->table.n_computed += want->n - s->n_hit;
     }
     kvc__lock_leave(&c->lock);
     return r;
@@ -9074,8 +9245,10 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, const kvc_token *tokens, size_t n
     kvc__tier_ask(s, &want);
     if (s->policy != KVC_POLICY_GROW) return kvc__seq_promise(s, &want, err);
     r = kvc__seq_grow(s, want.n, err);
-    while (r == KVC_OK && (r = kvc__seq_promise(s, &want, err)) != KVC_OK)
+    while (r == KVC_OK && (r = kvc__seq_promise(s, &want, err)) != KVC_OK) {
+        if (s->is_kept) return r;           /* the cache does not grow for what may be undone */
         r = kvc__pool_grow(c, want.reach, want.lack, err);
+    }
     return r;
 }
 
@@ -9321,28 +9494,33 @@ static void kvc__seq_add(kvc_seq *s, uint32_t n)
     s->n_pos += n;
     if (s->salt == KVC__NONE) return;
     kvc__lock_enter(&s->cache->lock);
+    s->cache->table.n_computed += n;
     kvc__prefix_enter(s);
     kvc__lock_leave(&s->cache->lock);
 }
 
-/* Ends a step: gives back what no later row sees, and what was promised and not needed. */
-static void kvc__seq_settle(kvc_seq *s)
+/* n rows of a prefill took so long. */
+static void kvc__cache_timed(kvc_cache *c, uint32_t n, double us)
 {
-    kvc_cache *c = s->cache;
-    uint32_t i;
     kvc__lock_enter(&c->lock);
-    if (s->salt != KVC__NONE) {
-        if ((s->n_pos & (c->desc.page_size - 1)) != 0) kvc__tier_entries(c, 1);
-        kvc__prefix_enter_end(s);
-    }
-    for (i = 0; i < c->desc.model->n_reaches; i++) {
-        kvc__seq_give(s, i);
-        kvc__ring_settle(&c->pools[i], &s->rings[i]);
-    }
+    c->n_timed += n;
+    c->us_timed += us;
     kvc__lock_leave(&c->lock);
 }
 
 /* ---- sequences ---- */
+
+/* Whether the host may change the sequence. */
+static int kvc__seq_usable(const kvc_seq *s)
+{
+    return s != NULL && s->is_open && !s->is_busy;
+}
+
+static kvc_result kvc__seq_refuse(kvc_error *err)
+{
+    return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq",
+        "NULL, closed or in a request that is not done");
+}
 
 /* Everything but the pages. */
 static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
@@ -9358,8 +9536,9 @@ static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
     s->n_marked = parent->n_marked;
     if (s->n_marked != 0) {
         memcpy(s->marks, parent->marks, s->n_marked * sizeof *s->marks);
-        memcpy(s->mark_turns, parent->mark_turns,
-            (size_t)((s->n_marked + 15u) & ~15u) * (turn / 2) * sizeof *s->mark_turns);
+        if (s->mark_turns != NULL && parent->mark_turns != NULL)    /* neither is a shadow */
+            memcpy(s->mark_turns, parent->mark_turns,
+                (size_t)((s->n_marked + 15u) & ~15u) * (turn / 2) * sizeof *s->mark_turns);
     }
     if (s->policy == KVC_POLICY_HEAVY)
         memcpy(s->tally, parent->tally, s->n_pos * sizeof *s->tally);
@@ -9383,6 +9562,7 @@ static void kvc__seq_begin(kvc_seq *s)
     s->n_pos = 0;
     s->policy = KVC_POLICY_ERROR;
     s->n_keep = s->n_heavy = s->n_hit = 0;
+    s->is_busy = s->closes = s->is_foreign = 0;
     s->miss = KVC_MISS_OFF;
     kvc__prefix_none(s);
     kvc__extents_clear(s);
@@ -9526,12 +9706,120 @@ static void kvc__seq_become(kvc_seq *to, const kvc_seq *from)
     kvc__seq_inherit(to, from);
 }
 
+/* ---- undoing a step ----
+   A step that is cancelled leaves its sequences as they were. Mostly a roll-back does that. Where
+   the step gives pages back, which are written over then, the sequence's shadow holds them
+   meanwhile, as a fork would; the pages that this takes are promised with the others. If there are
+   not as many, the step is lossy: it can be finished only. */
+
+static kvc_seq *kvc__shadow_of(kvc_seq *s)
+{
+    return s + s->cache->desc.n_seqs;
+}
+
+/* Whether pages may be given back while n positions are added. */
+static int kvc__seq_loses(const kvc_seq *s, uint32_t n)
+{
+    const kvc_cache *c = s->cache;
+    uint32_t i;
+    if ((s->policy == KVC_POLICY_WINDOW || s->policy == KVC_POLICY_HEAVY) &&
+        (int64_t)n > kvc__seq_room(s)) return 1;
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        const uint64_t back = (uint64_t)c->pools[i].window - 1 + c->desc.n_back;
+        const uint64_t end = (uint64_t)s->n_pos + n;
+        if (c->pools[i].window == 0 || s->rings[i].first == s->rings[i].end || end <= back)
+            continue;
+        if (end - back >= s->n_pos || kvc__page_at(s, (uint32_t)(end - back)) > s->rings[i].first)
+            return 1;
+    }
+    return 0;
+}
+
+/* Lets the shadow go. The lock is held. */
+static void kvc__shadow_clear(kvc_seq *s)
+{
+    kvc_seq *shadow = kvc__shadow_of(s);
+    uint32_t i;
+    if (!s->is_kept) return;
+    for (i = 0; i < s->cache->desc.model->n_reaches; i++)
+        kvc__ring_clear(&s->cache->pools[i], &shadow->rings[i]);
+    kvc__prefix_leave(shadow);
+    s->is_kept = 0;
+}
+
+/* A step of n positions begins, none of which has pages yet. keep 0: lossy if need be. */
+static void kvc__seq_mark(kvc_seq *s, uint32_t n, int keep)
+{
+    kvc_cache *c = s->cache;
+    kvc_seq *shadow = kvc__shadow_of(s);
+    s->n_before = s->n_pos;
+    s->is_kept = 0;
+    s->is_lossy = (uint32_t)kvc__seq_loses(s, n);
+    if (s->is_lossy && keep && (c->grown == 0 || kvc__seq_match(shadow, s, NULL) == KVC_OK)) {
+        kvc__lock_enter(&c->lock);
+        kvc__seq_become(shadow, s);
+        kvc__lock_leave(&c->lock);
+        s->is_kept = 1;
+        s->is_lossy = 0;
+    } else if (s->policy == KVC_POLICY_HEAVY) {
+        memcpy(shadow->tally, s->tally, s->n_pos * sizeof *s->tally);
+    }
+}
+
+/* The step has not begun. */
+static void kvc__seq_unmark(kvc_seq *s)
+{
+    kvc__lock_enter(&s->cache->lock);
+    kvc__shadow_clear(s);
+    kvc__lock_leave(&s->cache->lock);
+    s->is_foreign = 0;
+}
+
+/* The sequence is what it was before the step, which is not lossy. */
+static void kvc__seq_undo(kvc_seq *s)
+{
+    kvc_cache *c = s->cache;
+    const kvc_seq *shadow = kvc__shadow_of(s);
+    uint32_t i, kept = s->is_kept;
+    kvc__lock_enter(&c->lock);
+    for (i = 0; i < c->desc.model->n_reaches; i++)
+        kvc__ring_settle(&c->pools[i], &s->rings[i]);
+    if (kept) kvc__seq_become(s, shadow);
+    kvc__shadow_clear(s);
+    kvc__lock_leave(&c->lock);
+    s->is_foreign = 0;
+    if (!kept) kvc__seq_rollback(s, s->n_before);
+    if (!kept && s->policy == KVC_POLICY_HEAVY)
+        memcpy(s->tally, shadow->tally, s->n_pos * sizeof *s->tally);
+    if (kept && s->n_marked != 0) kvc__heavy_measure(s, 0);
+}
+
+/* Ends a step: gives back what no later row sees, and what was promised and not needed. */
+static void kvc__seq_settle(kvc_seq *s)
+{
+    kvc_cache *c = s->cache;
+    uint32_t i;
+    kvc__lock_enter(&c->lock);
+    kvc__shadow_clear(s);
+    if (s->is_foreign) kvc__prefix_leave(s);
+    s->is_foreign = 0;
+    if (s->salt != KVC__NONE) {
+        if ((s->n_pos & (c->desc.page_size - 1)) != 0) kvc__tier_entries(c, 1);
+        kvc__prefix_enter_end(s);
+    }
+    for (i = 0; i < c->desc.model->n_reaches; i++) {
+        kvc__seq_give(s, i);
+        kvc__ring_settle(&c->pools[i], &s->rings[i]);
+    }
+    kvc__lock_leave(&c->lock);
+}
+
 /* Whether the sequences are open, different and of one cache; numbers them. */
 static int kvc__seqs_check(kvc_seq *const *seqs, uint32_t n)
 {
     uint32_t i;
     for (i = 0; i < n; i++) {
-        if (seqs[i] == NULL || !seqs[i]->is_open || seqs[i]->cache != seqs[0]->cache) return 0;
+        if (!kvc__seq_usable(seqs[i]) || seqs[i]->cache != seqs[0]->cache) return 0;
         seqs[i]->index = i;
         seqs[i]->n_uses = 0;
     }
@@ -10696,6 +10984,9 @@ static void kvc__cache_query(kvc_cache *c, kvc_cache_info *info)
     info->prefix_answered = c->table.n_answered;
     info->prefix_hit = c->table.n_hit;
     info->prefix_computed = c->table.n_computed;
+    if (c->n_timed != 0)
+        info->prefix_saved_us = (uint64_t)((double)c->table.n_hit * c->us_timed /
+            (double)c->n_timed);
     info->prefix_evicted = c->table.n_evicted;
     info->tier_put = c->table.n_put;
     info->tier_got = c->table.n_got;
@@ -10777,6 +11068,7 @@ typedef struct kvc__op {
     uint64_t tile_units;            /* units in a tile */
     uint32_t n_tiles;               /* at most KVC__MAX_TILES */
     int use_cblas;
+    double before;                  /* the part of the step's work that lies before it */
 } kvc__op;
 
 /* One row of a step: one token at one slot of one sequence. */
@@ -11091,13 +11383,46 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
     op->n_tiles = (uint32_t)((op->n_units + op->tile_units - 1) / op->tile_units);
 }
 
+/* Positions that rows from a slot on see, all together. */
+static double kvc__seen(uint32_t slot, uint32_t n_rows, uint32_t window)
+{
+    double last = (double)slot + n_rows, whole = window != 0 ? window : last;
+    if (slot + 1 >= whole) return whole * n_rows;
+    return n_rows * ((double)slot + (last < whole ? last : whole) + 1) / 2;
+}
+
+/* An operation's work, roughly in multiplications. */
+static double kvc__op_work(const kvc__plan *p, const kvc__op *op)
+{
+    const kvc_model *m = p->model;
+    double sum = 0;
+    uint32_t i;
+    if (op->kind == KVC__OP_MATRIX) {
+        for (i = 0; i < op->n_mats; i++) sum += (double)op->mats[i]->n_out * op->width;
+        return sum * op->n_rows;
+    }
+    if (op->kind != KVC__OP_ATTEND) return 4.0 * op->n_rows * op->width;
+    for (i = 0; i < p->n_groups; i++) {
+        const kvc__group *g = &p->groups[i];
+        sum += kvc__seen(p->rows[g->row].slot, g->n_rows,
+            m->reaches[m->layers[op->layer].reach].window);
+    }
+    return sum * m->n_heads * (m->head_dim + m->head_dim_v);
+}
+
 /* For the rows now in the plan. */
 static void kvc__plan_prepare(kvc__plan *p)
 {
+    double work = 0;
     uint32_t i;
     kvc__prepare_groups(p);
     for (i = 0; i < p->model->n_reaches; i++) kvc__prepare_runs(p, i);
-    for (i = 0; i < p->n_ops; i++) kvc__prepare(p, &p->ops[i]);
+    for (i = 0; i < p->n_ops; i++) {
+        kvc__prepare(p, &p->ops[i]);
+        p->ops[i].before = work;
+        work += kvc__op_work(p, &p->ops[i]);
+    }
+    for (i = 0; i < p->n_ops; i++) p->ops[i].before /= work;
 }
 
 /* ---- operations, a unit each ---- */
@@ -11923,12 +12248,15 @@ static void kvc__sampler_free(kvc_sampler *s)
 
 /* ------------------------------------------------------------------------------------------------
    >>step  Walking the plan; contexts, prefill, decode
-   The cursor of a step says which operation is computed and which of its tiles are taken. The
+   A context has a list of requests. Each pass over the weights takes rows of as many of them as
+   there is room for; what a request needs is checked and reserved before its first row, so that it
+   cannot fail half-way, and the sequence's position moves when a pass is done.
+   The cursor of a pass says which operation is computed and which of its tiles are taken. The
    tiles are dealt out in runs, one for each thread, so that a thread reads memory in order; one
    that has finished its run helps with the others. Whoever finishes the last tile of an operation
-   moves the cursor to the next. Who takes which tile changes no result. Everything a step needs is
-   checked and reserved before its first tile, so that it cannot fail half-way; the sequence's
-   position moves when it is done.
+   moves the cursor to the next. Who takes which tile changes no result. Threads leave before they
+   take a tile, when time is up or somebody has cancelled; so no tile is half done then, nobody
+   waits for it, and the next call goes on from the cursor.
    ---------------------------------------------------------------------------------------------- */
 typedef struct kvc__run {
     kvc__atomic at;             /* operation << 16 | next tile of the run */
@@ -11947,6 +12275,22 @@ typedef struct kvc__cursor {
 #endif
 } kvc__cursor;
 
+/* What a context does next. */
+typedef enum kvc__stage {
+    KVC__STAGE_START,           /* start requests, put rows of them into a pass */
+    KVC__STAGE_PASS,            /* compute its tiles */
+    KVC__STAGE_END              /* count the rows, request by request */
+} kvc__stage;
+
+/* How far the requests are since the context last had none. */
+typedef struct kvc__work {
+    double all, done;           /* see kvc__op_work */
+    double pass;                /* of rows of the running pass that are not in done */
+    uint64_t used;              /* microseconds */
+} kvc__work;
+
+#define KVC__NEVER UINT64_MAX
+
 struct kvc_ctx {
     kvc_ctx_desc desc;          /* resolved */
     kvc__plan plan;
@@ -11956,9 +12300,54 @@ struct kvc_ctx {
     uint64_t n_rows, n_logit_rows;
     size_t block_size;
     int owned;
+    /* shared with those who submit and cancel, under the lock */
+    kvc__lock lock;
+    kvc_request *inbox, **inbox_end;
+    uint64_t ticket;            /* the number of the next request */
+    uint64_t cancelled;         /* requests below this are cancelled */
+    kvc__atomic heed;           /* 1: one was, read without the lock */
+    /* the running thread's */
+    kvc_request *first, **end;  /* by priority, then as they came; where the next one goes */
+    uint32_t least;             /* priority: no request has less */
+    kvc__stage stage;
+    int is_running;
+    int is_alone;               /* what was submitted waits */
+    int is_crowded;             /* not every decode had room in the pass */
+    int is_closing;
+    double row_work;            /* of a row, but for attention: see kvc__op_work */
+    uint64_t pass_us;           /* that the pass has taken so far */
+    uint64_t began, deadline;   /* of the call, microseconds; KVC__NEVER: none */
+    uint64_t us_most;           /* the longest call with a deadline, */
+    uint64_t late_most;         /* and the latest */
+    kvc__work work;
+    kvc__atomic progress, us_used;      /* the same to be read by others: in 2^-24, and saturated */
 };
 
 /* ---- the cursor ---- */
+
+static int kvc__cursor_start(kvc__cursor *c)
+{
+#if KVC_NO_THREADS
+    (void)c;
+#else
+    if (!kvc__lock_init(&c->lock)) return 0;
+    if (!kvc__cond_init(&c->moved)) {
+        kvc__lock_free(&c->lock);
+        return 0;
+    }
+#endif
+    return 1;
+}
+
+static void kvc__cursor_stop(kvc__cursor *c)
+{
+#if KVC_NO_THREADS
+    (void)c;
+#else
+    kvc__cond_free(&c->moved);
+    kvc__lock_free(&c->lock);
+#endif
+}
 
 /* Waits until the cursor has left operation `op`: a short spin, since the neighbour's tile is
    short, in which the weights of `ask` are asked for, then yields, which lets it run if there are
@@ -12017,16 +12406,49 @@ static uint32_t kvc__plan_next(const kvc__plan *p, uint32_t op)
     return op;
 }
 
-/* The same, after doing operations of one tile on the way: handing those out would cost more than
-   they do. */
-static uint32_t kvc__plan_skip(const kvc__plan *p, uint32_t op, uint32_t worker)
+static uint64_t kvc__ctx_clock(const kvc_ctx *ctx)
 {
+    return ctx->desc.clock_us != NULL ? ctx->desc.clock_us(ctx->desc.user) : kvc__clock();
+}
+
+/* Whether the time of the call is over. A clock that was set back ends it, too. */
+static int kvc__step_late(const kvc_ctx *ctx)
+{
+    uint64_t now;
+    if (ctx->deadline == KVC__NEVER) return 0;
+    now = kvc__ctx_clock(ctx);
+    return now >= ctx->deadline || now < ctx->began;
+}
+
+/* Whether threads are to leave. */
+static int kvc__walk_ends(const kvc_ctx *ctx)
+{
+    return kvc__atomic_load(&ctx->heed) != 0 || kvc__step_late(ctx);
+}
+
+/* The first operation from `op` on that has tiles, after doing those of one tile on the way:
+   handing them out would cost more than they do. */
+static uint32_t kvc__plan_skip(const kvc_ctx *ctx, uint32_t op, uint32_t worker)
+{
+    const kvc__plan *p = &ctx->plan;
     op = kvc__plan_next(p, op);
-    while (op < p->n_ops && p->ops[op].n_tiles == 1) {
+    while (op < p->n_ops && p->ops[op].n_tiles == 1 && !kvc__walk_ends(ctx)) {
         kvc__op_run(p, &p->ops[op], 0, worker);
         op = kvc__plan_next(p, op + 1);
     }
     return op;
+}
+
+/* Lets others see how far the requests are, now that the cursor is at `op`. */
+static void kvc__step_show(kvc_ctx *ctx, uint32_t op)
+{
+    const kvc__work *w = &ctx->work;
+    double done = w->done, used = (double)w->used;
+    done += w->pass * (op < ctx->plan.n_ops ? ctx->plan.ops[op].before : 1);
+    used += (double)(kvc__ctx_clock(ctx) - ctx->began);
+    done = w->all > 0 && done < w->all ? done / w->all : 1;
+    kvc__atomic_store(&ctx->progress, (uint32_t)(done * 16777216.0));
+    kvc__atomic_store(&ctx->us_used, used < 4294967295.0 ? (uint32_t)used : UINT32_MAX);
 }
 
 /* The first tile of a run, and with run + 1 its end. */
@@ -12056,34 +12478,45 @@ static kvc__ask kvc__walk_ask(const kvc_ctx *ctx, uint32_t op, uint32_t worker)
     return ask;
 }
 
+/* Which tile a run is at; 0: it has none left. */
+static int kvc__run_at(const kvc_ctx *ctx, uint32_t at, uint32_t run, uint32_t *op, uint32_t *tile)
+{
+    const uint32_t n = ctx->cursor.n_runs;
+    uint32_t n_tiles;
+    *op = at >> 16;
+    if (*op >= ctx->plan.n_ops) return 0;
+    n_tiles = ctx->plan.ops[*op].n_tiles;
+    *tile = kvc__run_begin(n_tiles, run, n) + (at & 0xffffu);
+    return *tile < kvc__run_begin(n_tiles, run + 1, n);
+}
+
 /* Takes a tile: of the worker's own run, else of another. 0 if all are taken. The run tells which
-   operation the tile belongs to, which may be a later one than the caller has seen. */
+   operation the tile belongs to, which may be a later one than the caller has seen. A look comes
+   before the taking, or the tries of many calls that find nothing would fill the 16 bits. */
 static int kvc__cursor_take(kvc_ctx *ctx, uint32_t worker, uint32_t *op, uint32_t *tile)
 {
     kvc__cursor *c = &ctx->cursor;
     uint32_t i, n = c->n_runs;
     for (i = 0; i < n; i++) {
-        uint32_t run = (worker + i) % n, at = kvc__atomic_add(&c->runs[run].at, 1);
-        uint32_t n_tiles, end;
-        *op = at >> 16;
+        uint32_t run = (worker + i) % n;
+        if (kvc__run_at(ctx, kvc__atomic_load(&c->runs[run].at), run, op, tile) &&
+            kvc__run_at(ctx, kvc__atomic_add(&c->runs[run].at, 1), run, op, tile)) return 1;
         if (*op >= ctx->plan.n_ops) return 0;
-        n_tiles = ctx->plan.ops[*op].n_tiles;
-        *tile = kvc__run_begin(n_tiles, run, n) + (at & 0xffffu);
-        end = kvc__run_begin(n_tiles, run + 1, n);
-        if (*tile < end) return 1;
     }
     return 0;
 }
 
-/* What each thread of a step does. */
+/* What each thread of a pass does. It takes one tile, however late it is, so that every call gets
+   on. */
 static void kvc__walk(void *arg, uint32_t worker)
 {
     kvc_ctx *ctx = (kvc_ctx *)arg;
     kvc__cursor *c = &ctx->cursor;
     kvc__fp_mode mode = kvc__fp_enter();
-    for (;;) {
+    int turn;
+    for (turn = 0;; turn = 1) {
         uint32_t seen = kvc__atomic_load(&c->op), op, tile;
-        if (seen >= ctx->plan.n_ops) break;
+        if (seen >= ctx->plan.n_ops || (turn != 0 && kvc__walk_ends(ctx))) break;
         if (!kvc__cursor_take(ctx, worker, &op, &tile)) {
             kvc__ask ask = kvc__walk_ask(ctx, seen, worker);
             kvc__cursor_wait(c, seen, &ask);
@@ -12092,25 +12525,13 @@ static void kvc__walk(void *arg, uint32_t worker)
         kvc__op_run(&ctx->plan, &ctx->plan.ops[op], tile, worker);
         if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles) {
             (void)kvc__walk_ask(ctx, op, worker);
-            op = kvc__plan_skip(&ctx->plan, op + 1, worker);
+            op = kvc__plan_skip(ctx, op + 1, worker);
+            kvc__step_show(ctx, op);
             kvc__cursor_open(c, op);
             kvc__cursor_show(c, op);
         }
     }
     kvc__fp_leave(mode);
-}
-
-/* Computes the rows in the plan. */
-static void kvc__step_run(kvc_ctx *ctx)
-{
-    uint32_t first;
-    kvc__plan_prepare(&ctx->plan);
-    first = kvc__plan_next(&ctx->plan, 0);
-    kvc__cursor_open(&ctx->cursor, first);
-    kvc__atomic_store(&ctx->cursor.op, first);      /* back from the end; nobody waits yet */
-    kvc__crew_run(&ctx->crew, kvc__walk, ctx);
-    ctx->n_rows += ctx->plan.n_rows;
-    ctx->n_logit_rows += ctx->plan.n_wanted;
 }
 
 /* ---- contexts ---- */
@@ -12126,6 +12547,7 @@ static kvc_result kvc__ctx_defaults(kvc_ctx_desc *d, kvc_error *err)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_batch", "more than 2^20");
     if (d->n_threads == 0) d->n_threads = 1;
     if ((r = kvc__threads_check(d->n_threads, err)) != KVC_OK) return r;
+    if (d->n_chunk == 0 || d->n_chunk > d->n_batch) d->n_chunk = d->n_batch;
     if ((uint32_t)d->isa > (uint32_t)KVC_ISA_AVX512_VNNI)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "isa", "not a kvc_isa");
     if (d->gemm != KVC_GEMM_BUILTIN && d->gemm != KVC_GEMM_CBLAS)
@@ -12204,7 +12626,7 @@ static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
 /* Measures, or builds the context if the arena has a base. */
 static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
 {
-    uint32_t max_ops = d->model->n_layers * KVC__OPS_PER_LAYER + KVC__OPS_AROUND;
+    uint32_t i, k, max_ops = d->model->n_layers * KVC__OPS_PER_LAYER + KVC__OPS_AROUND;
     kvc_ctx *ctx = (kvc_ctx *)kvc__take(arena, 1, sizeof *ctx);
     kvc__op *ops = (kvc__op *)kvc__take(arena, max_ops, sizeof *ops);
     kvc__row *rows = (kvc__row *)kvc__take(arena, d->n_batch, sizeof *rows);
@@ -12219,6 +12641,9 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     if (ctx == NULL) return NULL;
     memset(ctx, 0, sizeof *ctx);
     ctx->desc = *d;
+    ctx->end = &ctx->first;
+    ctx->inbox_end = &ctx->inbox;
+    ctx->deadline = KVC__NEVER;
     ctx->members = members;
     ctx->cursor.runs = runs;
     ctx->cursor.n_runs = d->n_threads;
@@ -12235,6 +12660,10 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
     ctx->plan.n_head_groups = d->model->n_kv_heads *
         kvc__div_up(d->model->n_heads / d->model->n_kv_heads, KVC__MAX_QUERIES);
     kvc__plan_build(&ctx->plan);
+    for (i = 0; i + 1 < ctx->plan.n_ops; i++)
+        for (k = 0; k < ctx->plan.ops[i].n_mats; k++)
+            ctx->row_work += (double)ctx->plan.ops[i].mats[k]->n_out * ctx->plan.ops[i].width;
+    kvc__atomic_store(&ctx->progress, 1u << 24);
     return ctx;
 }
 
@@ -12255,18 +12684,13 @@ static kvc_result kvc__ctx_measure(kvc_ctx_desc *d, size_t *size, kvc_error *err
 /* 0 if a lock, condition or thread could not be made; nothing is left then */
 static int kvc__ctx_start(kvc_ctx *ctx)
 {
-#if !KVC_NO_THREADS
-    if (!kvc__lock_init(&ctx->cursor.lock)) return 0;
-    if (!kvc__cond_init(&ctx->cursor.moved)) {
-        kvc__lock_free(&ctx->cursor.lock);
-        return 0;
+    const kvc_jobs *jobs = &ctx->desc.jobs;
+    if (!kvc__lock_init(&ctx->lock)) return 0;
+    if (kvc__cursor_start(&ctx->cursor)) {
+        if (kvc__crew_start(&ctx->crew, ctx->members, ctx->desc.n_threads, jobs)) return 1;
+        kvc__cursor_stop(&ctx->cursor);
     }
-#endif
-    if (kvc__crew_start(&ctx->crew, ctx->members, ctx->desc.n_threads)) return 1;
-#if !KVC_NO_THREADS
-    kvc__cond_free(&ctx->cursor.moved);
-    kvc__lock_free(&ctx->cursor.lock);
-#endif
+    kvc__lock_free(&ctx->lock);
     return 0;
 }
 
@@ -12292,66 +12716,98 @@ static kvc_result kvc__ctx_new(kvc_ctx **out, const kvc_ctx_desc *desc, kvc_erro
     return kvc__fail(err, KVC_ERROR_THREAD, "n_threads", "a thread could not be made");
 }
 
-static void kvc__ctx_free(kvc_ctx *ctx)
-{
-    kvc_allocator a = ctx->desc.allocator;
-    kvc__crew_stop(&ctx->crew);
-#if !KVC_NO_THREADS
-    kvc__cond_free(&ctx->cursor.moved);
-    kvc__lock_free(&ctx->cursor.lock);
-#endif
-    if (ctx->owned) kvc__free(&a, ctx, ctx->block_size);
-}
+/* ---- requests ---- */
 
-/* ---- prefill and decode ---- */
-
-/* The token whose logits come i-th. */
+/* The token whose logits come i-th. Tokens that were generated come one by one. */
 static size_t kvc__request_row(const kvc_request *q, size_t i)
 {
-    return q->rows != NULL ? q->rows[i] : q->n_tokens - q->n_rows + i;
+    return q->rows != NULL ? q->rows[i] : q->n_part - q->n_rows + i;
+}
+
+static kvc_result kvc__rows_check(const kvc_request *q)
+{
+    size_t i;
+    if (q->n_rows != 0 && q->logits == NULL)
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "logits", "NULL");
+    if (q->n_rows > q->n_part)
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "n_rows", "more than n_tokens");
+    if (q->sampler != NULL && (q->rows != NULL || q->n_rows != 1))
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "n_rows",
+            "a sampler needs the logits of the last token and no others");
+    for (i = 0; q->rows != NULL && i < q->n_rows; i++) {
+        if (q->rows[i] >= q->n_part || (i > 0 && q->rows[i] <= q->rows[i - 1]))
+            return kvc__fail_numbers(q->err, KVC_ERROR_ARGUMENT, "rows", "entry", i,
+                "is not rising or not below n_tokens, it is", q->rows[i]);
+    }
+    return KVC_OK;
 }
 
 static kvc_result kvc__request_check(const kvc_ctx *ctx, const kvc_request *q)
 {
     const kvc_model *m = ctx->desc.model;
+    kvc_result r;
     size_t i;
-    if (q->seq == NULL || !q->seq->is_open)
-        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!q->is_started && !kvc__seq_usable(q->seq)) return kvc__seq_refuse(q->err);
     if (q->seq->cache->desc.model != m)
         return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "seq",
             "its cache is of another model than the context");
-    if (q->tokens == NULL || q->n_tokens == 0)
+    if (q->sampler != NULL && q->sampler->n_vocab != m->n_vocab)
+        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "sampler", "it is of another model");
+    if (q->part == NULL || q->n_part == 0)
         return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "tokens", "no tokens");
-    if (q->n_rows != 0 && q->logits == NULL)
-        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "logits", "NULL");
-    if (q->n_rows > q->n_tokens)
-        return kvc__fail(q->err, KVC_ERROR_ARGUMENT, "n_rows", "more than n_tokens");
-    for (i = 0; q->rows != NULL && i < q->n_rows; i++) {
-        if (q->rows[i] >= q->n_tokens || (i > 0 && q->rows[i] <= q->rows[i - 1]))
-            return kvc__fail_numbers(q->err, KVC_ERROR_ARGUMENT, "rows", "entry", i,
-                "is not rising or not below n_tokens, it is", q->rows[i]);
-    }
+    if ((r = kvc__rows_check(q)) != KVC_OK) return r;
     /* too many for the sequence: that is what the caller is told, without reading them all */
-    if (q->seq->policy == KVC_POLICY_ERROR && q->n_tokens > q->seq->cache->desc.n_ctx)
+    if (q->seq->policy == KVC_POLICY_ERROR && q->n_part > q->seq->cache->desc.n_ctx)
         return KVC_OK;
-    for (i = 0; i < q->n_tokens; i++) {
-        if (q->tokens[i] < 0 || (uint32_t)q->tokens[i] >= m->n_vocab)
+    for (i = 0; i < q->n_part; i++) {
+        if (q->part[i] < 0 || (uint32_t)q->part[i] >= m->n_vocab)
             return kvc__fail_numbers(q->err, KVC_ERROR_ARGUMENT, "tokens", "entry", i,
                 "is not an id below", m->n_vocab);
     }
     return KVC_OK;
 }
 
-/* Checks the request and reserves what it needs; afterwards it cannot fail. */
+/* Pages for the request, and for undoing it if there are as many. Calls that wait for it do without
+   these, so that their sequences never hold more than a full one. */
+static kvc_result kvc__request_reserve(const kvc_ctx *ctx, kvc_request *q)
+{
+    const size_t n = q->n_part, known = q->n_rows != 0 ? kvc__request_row(q, 0) : n - 1;
+    const uint32_t most = n < KVC__MAX_SLOTS ? (uint32_t)n : KVC__MAX_SLOTS;
+    kvc_error err;
+    kvc_result r;
+    kvc__seq_mark(q->seq, most, !ctx->is_alone);
+    r = kvc__seq_reserve(q->seq, q->part, n, known, &err);
+    if (r == KVC_ERROR_FULL && q->seq->is_kept) {
+        kvc__seq_unmark(q->seq);
+        kvc__seq_mark(q->seq, most, 0);
+        r = kvc__seq_reserve(q->seq, q->part, n, known, &err);
+    }
+    if (r == KVC_OK) return r;
+    kvc__seq_unmark(q->seq);
+    if (q->err != NULL) *q->err = err;
+    return r;
+}
+
+/* Work on n tokens from q->at on, of which n_wanted want logits. */
+static double kvc__request_work(const kvc_ctx *ctx, const kvc_request *q, size_t n, size_t n_wanted)
+{
+    const kvc_model *m = ctx->desc.model;
+    const double pos = kvc_seq_length(q->seq), seen = (double)n * (pos + (double)(n + 1) / 2);
+    return (double)n * ctx->row_work + (double)n_wanted * m->output.n_in * m->output.n_out +
+        seen * m->n_layers * m->n_heads * (m->head_dim + m->head_dim_v);
+}
+
+/* Checks the request's part and reserves what it needs; afterwards it cannot fail. */
 static kvc_result kvc__request_start(kvc_ctx *ctx, kvc_request *q)
 {
     kvc_result r = kvc__request_check(ctx, q);
-    q->at = q->row = 0;
     if (r != KVC_OK) return r;
     if (!q->is_decode) kvc__prefix_engine(q->seq, ctx->desc.gemm);
-    r = kvc__seq_reserve(q->seq, q->tokens, q->n_tokens,
-        q->n_rows != 0 ? kvc__request_row(q, 0) : q->n_tokens - 1, q->err);
-    if (r == KVC_OK) q->at = q->seq->n_hit;
+    if ((r = kvc__request_reserve(ctx, q)) != KVC_OK) return r;
+    q->is_started = q->is_ready = q->seq->is_busy = 1;
+    q->at = q->seq->n_hit;
+    q->row = 0;
+    ctx->work.all += kvc__request_work(ctx, q, q->n_part - q->at, q->n_rows);
     return r;
 }
 
@@ -12360,67 +12816,398 @@ static void kvc__request_rows(kvc_ctx *ctx, kvc_request *q, uint32_t n)
 {
     kvc__plan *p = &ctx->plan;
     const kvc__extent *t;
+    const size_t row = q->row;
     uint32_t i, most = kvc__seq_chunk(q->seq, ctx->desc.n_batch);
     if (n > most) n = most;
-    if (n > q->n_tokens - q->at) n = (uint32_t)(q->n_tokens - q->at);
+    if (n > q->n_part - q->at) n = (uint32_t)(q->n_part - q->at);
     q->n_now = kvc__seq_advance(q->seq, n);
     t = kvc__seq_last(q->seq);
     for (i = 0; i < q->n_now; i++, p->n_rows++) {
-        kvc__row *row = &p->rows[p->n_rows];
-        row->seq = q->seq;
-        row->slot = t->end + i;
-        row->token = q->tokens[q->at + i];
-        *kvc__token_of(q->seq, t, row->slot) = row->token;
+        kvc__row *r = &p->rows[p->n_rows];
+        r->seq = q->seq;
+        r->slot = t->end + i;
+        r->token = q->part[q->at + i];
+        *kvc__token_of(q->seq, t, r->slot) = r->token;
         if (q->row == q->n_rows || kvc__request_row(q, q->row) != q->at + i) continue;
         p->wanted[p->n_wanted] = p->n_rows;
         p->out[p->n_wanted++] = q->logits + q->row++ * ctx->desc.model->n_vocab;
     }
+    q->work_now = kvc__request_work(ctx, q, q->n_now, q->row - row);
+    ctx->work.pass += q->work_now;
 }
 
-/* Whether rows of a request can be in a pass. cblas computes prefills only. */
-static int kvc__request_waits(const kvc_ctx *ctx, const kvc_request *q, int decodes)
+/* ---- the list of requests ---- */
+
+static void kvc__request_init(kvc_request *q, uint32_t is_decode)
 {
-    if (q->result != KVC_OK || q->at == q->n_tokens) return 0;
-    return ctx->desc.gemm == KVC_GEMM_BUILTIN || (int)q->is_decode == decodes;
+    q->result = KVC_OK;
+    q->is_done = 0;
+    q->n_generated = 0;
+    q->next = NULL;
+    q->part = q->tokens;
+    q->n_part = q->n_tokens;
+    q->at = q->row = 0;
+    q->n_now = q->is_cancelled = q->cancel = q->is_started = q->is_ready = 0;
+    q->is_decode = is_decode;
 }
 
-/* One pass over the weights, with rows of as many requests as there is room for: one of each, and
-   what is left to the first ones. 0: none has any. */
-static int kvc__batch_pass(kvc_ctx *ctx, kvc_request *q, size_t n, int decodes)
+static void kvc__request_queue(kvc_ctx *ctx, kvc_request *q)
 {
-    kvc__plan *p = &ctx->plan;
-    size_t i, n_wait = 0;
-    uint32_t left;
-    p->n_rows = p->n_wanted = 0;
-    p->is_decode = decodes;
-    for (i = 0; i < n; i++) n_wait += (size_t)kvc__request_waits(ctx, &q[i], decodes);
-    if (n_wait == 0) return 0;
-    for (i = 0; i < n; i++) {
-        q[i].n_now = 0;
-        if (!kvc__request_waits(ctx, &q[i], decodes) || p->n_rows == ctx->desc.n_batch) continue;
-        n_wait--;
-        left = ctx->desc.n_batch - p->n_rows;
-        kvc__request_rows(ctx, &q[i], n_wait < left ? left - (uint32_t)n_wait : 1);
+    kvc_request **at = &ctx->first;
+    if (ctx->first == NULL || q->priority <= ctx->least) {
+        at = ctx->end;
+        ctx->least = q->priority;
     }
-    kvc__step_run(ctx);
-    for (i = 0; i < n; i++) {
-        if (q[i].n_now == 0) continue;
-        kvc__seq_add(q[i].seq, q[i].n_now);
-        q[i].at += q[i].n_now;
-        q[i].n_now = 0;
-        if (q[i].at == q[i].n_tokens) kvc__seq_settle(q[i].seq);
+    while (*at != NULL && (*at)->priority >= q->priority) at = &(*at)->next;
+    q->next = *at;
+    *at = q;
+    if (q->next == NULL) ctx->end = &q->next;
+}
+
+static kvc_request *kvc__request_unlink(kvc_ctx *ctx, kvc_request **link)
+{
+    kvc_request *q = *link;
+    *link = q->next;
+    if (q->next == NULL) ctx->end = link;
+    q->next = NULL;
+    return q;
+}
+
+/* Tells the host what became of a request that is in no list. */
+static void kvc__request_tell(kvc_request *q, kvc_result result)
+{
+    q->result = result;
+    q->is_submitted = 0;
+    q->is_done = 1;
+    if (q->on_done != NULL) q->on_done(q);
+}
+
+/* Ends the request that a link leads to. */
+static void kvc__request_end(kvc_ctx *ctx, kvc_request **link, kvc_result result)
+{
+    kvc_request *q = kvc__request_unlink(ctx, link);
+    if (q->is_started) {
+        q->seq->is_busy = 0;
+        if (q->seq->closes) kvc__seq_close(q->seq);
+    }
+    kvc__request_tell(q, result);
+}
+
+/* Ends it as if it had not been begun. */
+static void kvc__request_undo(kvc_ctx *ctx, kvc_request **link)
+{
+    kvc_request *q = *link;
+    if (q->is_ready) {
+        kvc__seq_undo(q->seq);
+        ctx->work.all -= kvc__request_work(ctx, q, q->n_part - q->at, q->n_rows - q->row);
+    }
+    kvc__request_end(ctx, link, kvc__fail(q->err, KVC_ERROR_CANCELLED, "request", "cancelled"));
+}
+
+/* Takes in what was submitted, and looks what was cancelled. */
+static void kvc__step_heed(kvc_ctx *ctx)
+{
+    kvc_request *q, *next, *fresh;
+    kvc__atomic_store(&ctx->heed, 0);
+    kvc__lock_enter(&ctx->lock);
+    for (q = ctx->first; q != NULL; q = q->next)
+        if (q->cancel || q->ticket < ctx->cancelled) q->is_cancelled = 1;
+    fresh = ctx->is_alone ? NULL : ctx->inbox;
+    if (fresh != NULL) {
+        ctx->inbox = NULL;
+        ctx->inbox_end = &ctx->inbox;
+    }
+    for (q = fresh; q != NULL; q = q->next)
+        if (q->cancel || q->ticket < ctx->cancelled) q->is_cancelled = 1;
+    kvc__lock_leave(&ctx->lock);
+    for (q = fresh; q != NULL; q = next) {
+        next = q->next;
+        kvc__request_queue(ctx, q);
+    }
+}
+
+/* A number for a request, which orders it before or after cancellations of all. The lock is
+   held. */
+static void kvc__request_number(kvc_ctx *ctx, kvc_request *q)
+{
+    q->ticket = ctx->ticket++;
+}
+
+/* Whether a request is not to go on, nor must. */
+static int kvc__request_goes(const kvc_request *q)
+{
+    if (!q->is_cancelled && !(q->is_started && q->seq->closes)) return 0;
+    return !(q->is_ready && q->seq->is_lossy);
+}
+
+/* Ends what was cancelled but for requests with rows in the pass; if that is of no use to others,
+   it is left first. */
+static void kvc__step_drop(kvc_ctx *ctx)
+{
+    kvc_request *q, **link;
+    int useful = ctx->stage != KVC__STAGE_PASS;
+    for (q = ctx->first; q != NULL; q = q->next)
+        useful |= q->n_now != 0 && !kvc__request_goes(q);
+    for (q = ctx->first; q != NULL && !useful; q = q->next) q->n_now = 0;
+    if (!useful) {
+        ctx->stage = KVC__STAGE_START;
+        ctx->work.pass = 0;
+    }
+    for (link = &ctx->first; *link != NULL;) {
+        if ((*link)->n_now == 0 && kvc__request_goes(*link)) kvc__request_undo(ctx, link);
+        else link = &(*link)->next;
+    }
+}
+
+/* Whether nothing was submitted that is not in the list. */
+static int kvc__inbox_empty(kvc_ctx *ctx)
+{
+    int empty;
+    kvc__lock_enter(&ctx->lock);
+    empty = ctx->inbox == NULL;
+    kvc__lock_leave(&ctx->lock);
+    return empty;
+}
+
+/* ---- the stages of a pass ---- */
+
+/* Whether pages that a request lacks will be free when others are done that may yet be undone. */
+static int kvc__request_waits(const kvc_ctx *ctx, const kvc_request *q)
+{
+    const kvc_request *other;
+    for (other = ctx->first; other != NULL; other = other->next)
+        if (other->is_ready && other->seq->is_kept && other->seq->cache == q->seq->cache) return 1;
+    return 0;
+}
+
+/* Starts requests; 0: time is up before all are. */
+static int kvc__step_start(kvc_ctx *ctx)
+{
+    kvc_request **link = &ctx->first;
+    while (*link != NULL) {
+        kvc_request *q = *link;
+        kvc_error err, *out = q->err;
+        kvc_result r;
+        if (q->is_ready) {
+            link = &q->next;
+            continue;
+        }
+        q->err = &err;
+        r = kvc__request_start(ctx, q);
+        q->err = out;
+        if (r == KVC_ERROR_FULL && kvc__request_waits(ctx, q)) {
+            link = &q->next;
+            continue;
+        }
+        if (r != KVC_OK) {
+            if (out != NULL) *out = err;
+            kvc__request_end(ctx, link, r);
+        }
+        if (kvc__step_late(ctx)) return 0;
     }
     return 1;
 }
 
+/* Puts rows of decodes, or of prefills, into the pass, n at most. Returns how many requests found
+   no room. */
+static uint32_t kvc__pass_add(kvc_ctx *ctx, uint32_t decodes, uint32_t n)
+{
+    const uint32_t before = ctx->plan.n_rows;
+    uint32_t n_waiting = 0;
+    kvc_request *q;
+    for (q = ctx->first; q != NULL; q = q->next) {
+        const uint32_t left = n - (ctx->plan.n_rows - before);
+        if (!q->is_ready || q->is_decode != decodes) continue;
+        if (left != 0) kvc__request_rows(ctx, q, left);
+        else n_waiting++;
+    }
+    return n_waiting;
+}
+
+/* Decodes first, then prefills as far as n_chunk goes. cblas computes prefills only, so the two
+   take turns with it. */
+static void kvc__pass_build(kvc_ctx *ctx)
+{
+    kvc__plan *p = &ctx->plan;
+    const int apart = ctx->desc.gemm == KVC_GEMM_CBLAS, was_decode = p->is_decode;
+    uint32_t n = ctx->desc.n_batch;
+    kvc_request *q;
+    p->n_rows = p->n_wanted = 0;
+    ctx->work.pass = 0;
+    for (q = ctx->first; q != NULL && (q->is_decode || !q->is_ready); q = q->next) continue;
+    ctx->is_crowded = 0;
+    if (!apart || !was_decode || q == NULL) ctx->is_crowded = kvc__pass_add(ctx, 1, n) != 0;
+    p->is_decode = p->n_rows != 0;
+    if (p->n_rows != 0) {
+        n -= p->n_rows;
+        if (n > ctx->desc.n_chunk) n = ctx->desc.n_chunk;
+    }
+    if (!apart || p->n_rows == 0) kvc__pass_add(ctx, 0, n);
+    kvc__plan_prepare(p);
+    n = kvc__plan_next(p, 0);
+    kvc__cursor_open(&ctx->cursor, n);
+    kvc__atomic_store(&ctx->cursor.op, n);          /* back from the end; nobody waits yet */
+    ctx->pass_us = 0;
+    ctx->stage = KVC__STAGE_PASS;
+}
+
+/* The part is done: draws the next token from its logits, as long as the text goes on. */
+static void kvc__request_next(kvc_ctx *ctx, kvc_request **link)
+{
+    kvc_request *q = *link;
+    kvc__fp_mode mode;
+    kvc_result r;
+    int stop;
+    q->is_ready = 0;
+    if (q->sampler == NULL) {
+        kvc__request_end(ctx, link, KVC_OK);
+        return;
+    }
+    if (q->is_cancelled) return;            /* and ends where others do */
+    mode = kvc__fp_enter();
+    r = kvc__sampler_sample(q->sampler, q->logits, &q->token, q->err);
+    kvc__fp_leave(mode);
+    if (r == KVC_OK) {
+        q->n_generated++;
+        stop = q->on_token != NULL && q->on_token(q, q->token) != 0;
+        if (!stop && q->n_generated != q->limit &&
+            !kvc__vocab_is_end(&ctx->desc.model->vocab, q->token)) {
+            q->part = &q->token;
+            q->n_part = 1;
+            q->is_decode = 1;
+            if (ctx->is_crowded) kvc__request_queue(ctx, kvc__request_unlink(ctx, link));
+            return;
+        }
+    }
+    kvc__request_end(ctx, link, r);
+}
+
+/* Counts a request's rows. */
+static void kvc__request_count(kvc_ctx *ctx, kvc_request **link)
+{
+    kvc_request *q = *link;
+    kvc__seq_add(q->seq, q->n_now);
+    if (!ctx->plan.is_decode)
+        kvc__cache_timed(q->seq->cache, q->n_now,
+            (double)ctx->pass_us * q->n_now / ctx->plan.n_rows);
+    q->at += q->n_now;
+    q->n_now = 0;
+    ctx->work.done += q->work_now;
+    ctx->work.pass -= q->work_now;
+    if (kvc__request_goes(q)) {
+        kvc__request_undo(ctx, link);
+    } else if (q->at == q->n_part) {
+        kvc__seq_settle(q->seq);
+        kvc__request_next(ctx, link);
+    }
+}
+
+/* Counts the rows of all requests; 0: time is up before. */
+static int kvc__step_end(kvc_ctx *ctx)
+{
+    kvc_request **link = &ctx->first;
+    while (*link != NULL) {
+        kvc_request *q = *link;
+        if (q->n_now == 0) {
+            link = &q->next;
+            continue;
+        }
+        kvc__request_count(ctx, link);
+        if (kvc__step_late(ctx)) return 0;
+    }
+    return 1;
+}
+
+/* Computes tiles of the pass, until it is done or the threads are to leave. */
+static void kvc__step_pass(kvc_ctx *ctx)
+{
+    const uint64_t start = kvc__ctx_clock(ctx);
+    kvc__crew_run(&ctx->crew, kvc__walk, ctx);
+    ctx->pass_us += kvc__ctx_clock(ctx) - start;
+    if (kvc__atomic_load(&ctx->cursor.op) < ctx->plan.n_ops) return;
+    ctx->n_rows += ctx->plan.n_rows;
+    ctx->n_logit_rows += ctx->plan.n_wanted;
+    ctx->stage = KVC__STAGE_END;
+}
+
+/* Goes on with what comes next; 0: time is up. */
+static int kvc__step_turn(kvc_ctx *ctx)
+{
+    switch (ctx->stage) {
+    case KVC__STAGE_START:
+        if (!kvc__step_start(ctx)) return 0;
+        if (ctx->first != NULL) kvc__pass_build(ctx);
+        break;
+    case KVC__STAGE_PASS:
+        kvc__step_pass(ctx);
+        break;
+    case KVC__STAGE_END:
+        if (!kvc__step_end(ctx)) return 0;
+        ctx->stage = KVC__STAGE_START;
+        break;
+    }
+    return !kvc__step_late(ctx);
+}
+
+/* The call is over. */
+static void kvc__step_rest(kvc_ctx *ctx, uint64_t budget)
+{
+    const uint64_t took = kvc__ctx_clock(ctx) - ctx->began;
+    ctx->work.used += took;
+    ctx->began += took;
+    kvc__step_show(ctx, ctx->stage == KVC__STAGE_PASS ? kvc__atomic_load(&ctx->cursor.op) :
+        ctx->plan.n_ops);
+    if (ctx->deadline != KVC__NEVER) {
+        if (took > ctx->us_most) ctx->us_most = took;
+        if (took > budget && took - budget > ctx->late_most) ctx->late_most = took - budget;
+    }
+    ctx->deadline = KVC__NEVER;
+    ctx->is_running = 0;
+}
+
+/* Works on the requests for so many microseconds. Returns whether some are left. */
+static int kvc__step_run(kvc_ctx *ctx, uint64_t budget)
+{
+    int goes_on = 1;
+    ctx->is_running = 1;
+    ctx->began = kvc__ctx_clock(ctx);
+    ctx->deadline = budget < KVC__NEVER - ctx->began ? ctx->began + budget : KVC__NEVER;
+    if (ctx->first == NULL) memset(&ctx->work, 0, sizeof ctx->work);
+    while (goes_on) {
+        if (ctx->first == NULL) ctx->stage = KVC__STAGE_START;
+        if (ctx->stage == KVC__STAGE_START || kvc__atomic_load(&ctx->heed) != 0) {
+            kvc__step_heed(ctx);
+            kvc__step_drop(ctx);
+        }
+        if (ctx->first != NULL) goes_on = kvc__step_turn(ctx);
+        else goes_on = !ctx->is_alone && !kvc__inbox_empty(ctx) && !kvc__step_late(ctx);
+    }
+    kvc__step_rest(ctx, budget);
+    return ctx->first != NULL || !kvc__inbox_empty(ctx);
+}
+
+/* Whether the context can take a call that computes at once. */
+static kvc_result kvc__ctx_idle(const kvc_ctx *ctx, kvc_error *err)
+{
+    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    if (ctx->first == NULL && !ctx->is_running) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "it has requests that are not done");
+}
+
+/* Computes requests at once, without those that were submitted. */
 static void kvc__batch_run(kvc_ctx *ctx, kvc_request *q, size_t n)
 {
     size_t i;
-    int decodes;
-    for (i = 0; i < n; i++)
-        if (q[i].result == KVC_OK) q[i].result = kvc__request_start(ctx, &q[i]);
-    for (decodes = 0; decodes < 2; decodes++)
-        while (kvc__batch_pass(ctx, q, n, decodes)) continue;
+    kvc__lock_enter(&ctx->lock);
+    for (i = 0; i < n; i++) kvc__request_number(ctx, &q[i]);
+    kvc__lock_leave(&ctx->lock);
+    ctx->is_alone = 1;
+    for (i = 0; i < n; i++) {
+        if (q[i].result == KVC_OK) kvc__request_queue(ctx, &q[i]);
+        else kvc__request_tell(&q[i], q[i].result);
+    }
+    kvc__step_run(ctx, KVC__NEVER);
+    ctx->is_alone = 0;
 }
 
 /* Requests of a batch: none for a sequence that is in it already. */
@@ -12428,15 +13215,52 @@ static void kvc__batch_begin(kvc_request *q, size_t n)
 {
     size_t i;
     for (i = n; i-- > 0;) {
-        q[i].result = KVC_OK;
-        q[i].n_now = 0;
-        q[i].is_decode = q[i].n_tokens == 1;
+        kvc__request_init(&q[i], q[i].n_tokens == 1);
         if (q[i].seq != NULL) q[i].seq->index = (uint32_t)i;
     }
     for (i = 0; i < n; i++)
         if (q[i].seq != NULL && q[i].seq->index != (uint32_t)i)
             q[i].result = kvc__fail(q[i].err, KVC_ERROR_ARGUMENT, "seq",
                 "it is in the batch already");
+}
+
+static kvc_result kvc__submit(kvc_ctx *ctx, kvc_request *q, kvc_error *err)
+{
+    if (q->is_submitted)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "request", "it is submitted and not done");
+    if (ctx->is_closing)
+        return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "it is being freed");
+    kvc__request_init(q, q->n_tokens == 1);
+    q->is_submitted = 1;
+    kvc__lock_enter(&ctx->lock);
+    kvc__request_number(ctx, q);
+    *ctx->inbox_end = q;
+    ctx->inbox_end = &q->next;
+    kvc__lock_leave(&ctx->lock);
+    return KVC_OK;
+}
+
+/* NULL: all that have been submitted */
+static void kvc__cancel(kvc_ctx *ctx, kvc_request *q)
+{
+    kvc__lock_enter(&ctx->lock);
+    if (q != NULL) q->cancel = 1;
+    else ctx->cancelled = ctx->ticket;
+    kvc__lock_leave(&ctx->lock);
+    kvc__atomic_store(&ctx->heed, 1);
+}
+
+/* Requests that are not done are cancelled, or finished. */
+static void kvc__ctx_free(kvc_ctx *ctx)
+{
+    kvc_allocator a = ctx->desc.allocator;
+    ctx->is_closing = 1;
+    kvc__cancel(ctx, NULL);
+    kvc__step_run(ctx, KVC__NEVER);
+    kvc__crew_stop(&ctx->crew);
+    kvc__cursor_stop(&ctx->cursor);
+    kvc__lock_free(&ctx->lock);
+    if (ctx->owned) kvc__free(&a, ctx, ctx->block_size);
 }
 
 /* ------------------------------------------------------------------------------------------------
@@ -12666,8 +13490,7 @@ KVC_API kvc_result kvc_prefix_pin(kvc_pin *out, kvc_seq *seq, uint32_t length, k
 {
     if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
     memset(out, 0, sizeof *out);
-    if (seq == NULL || !seq->is_open)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!kvc__seq_usable(seq)) return kvc__seq_refuse(err);
     if (length > seq->n_pos)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "length", "more than kvc_seq_length");
     return kvc__prefix_pin(out, seq, length, err);
@@ -12714,22 +13537,21 @@ KVC_API kvc_result kvc_prefix_fetch(kvc_seq *seq, const kvc_token *tokens, size_
 {
     if (n_there == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_there", "NULL");
     *n_there = 0;
-    if (seq == NULL || !seq->is_open)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!kvc__seq_usable(seq)) return kvc__seq_refuse(err);
     if (tokens == NULL && n != 0) return kvc__fail(err, KVC_ERROR_ARGUMENT, "tokens", "NULL");
     return kvc__prefix_fetch(seq, tokens, n, n_there, err);
 }
 
 KVC_API void kvc_seq_close(kvc_seq *seq)
 {
-    if (seq != NULL && seq->is_open) kvc__seq_close(seq);
+    if (seq != NULL && seq->is_busy) seq->closes = 1;
+    else if (seq != NULL && seq->is_open) kvc__seq_close(seq);
 }
 
 KVC_API kvc_result kvc_seq_set_policy(kvc_seq *seq, kvc_policy policy, uint32_t n_keep,
     uint32_t n_heavy, kvc_error *err)
 {
-    if (seq == NULL || !seq->is_open)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!kvc__seq_usable(seq)) return kvc__seq_refuse(err);
     if ((uint32_t)policy > KVC_POLICY_HEAVY)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "policy", "not a kvc_policy");
     return kvc__seq_set_policy(seq, policy, n_keep, n_heavy, err);
@@ -12739,8 +13561,7 @@ KVC_API kvc_result kvc_seq_fork(kvc_seq **out, const kvc_seq *seq, kvc_error *er
 {
     if (out == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "out", "NULL");
     *out = NULL;
-    if (seq == NULL || !seq->is_open)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!kvc__seq_usable(seq)) return kvc__seq_refuse(err);
     return kvc__seq_open(out, seq->cache, seq, err);
 }
 
@@ -12778,7 +13599,7 @@ KVC_API void kvc_seq_query(const kvc_seq *seq, kvc_seq_info *info)
 
 KVC_API kvc_result kvc_seq_rollback(kvc_seq *seq, uint32_t length)
 {
-    if (seq == NULL || !seq->is_open || length > seq->n_pos) return KVC_ERROR_ARGUMENT;
+    if (!kvc__seq_usable(seq) || length > seq->n_pos) return KVC_ERROR_ARGUMENT;
     if (length != 0 && length < kvc__seq_least(seq)) return KVC_ERROR_ARGUMENT;
     kvc__seq_rollback(seq, length);
     return KVC_OK;
@@ -12806,15 +13627,13 @@ static int kvc__save_known(kvc_save what)
 
 KVC_API uint64_t kvc_seq_save_size(const kvc_seq *seq, kvc_save what)
 {
-    return seq != NULL && seq->is_open && kvc__save_known(what) ? kvc__seq_save_size(seq, what) :
-        0;
+    return kvc__seq_usable(seq) && kvc__save_known(what) ? kvc__seq_save_size(seq, what) : 0;
 }
 
 KVC_API kvc_result kvc_seq_save(const kvc_seq *seq, kvc_save what, kvc_write_fn write, void *user,
     kvc_error *err)
 {
-    if (seq == NULL || !seq->is_open)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!kvc__seq_usable(seq)) return kvc__seq_refuse(err);
     if (!kvc__save_known(what))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "what", "not a kvc_save");
     if (write == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "write", "NULL");
@@ -12898,8 +13717,7 @@ KVC_API kvc_result kvc_prefix_load_memory(kvc_cache *cache, const void *data, si
 
 KVC_API kvc_result kvc_seq_remove(kvc_seq *seq, uint32_t from, uint32_t to, kvc_error *err)
 {
-    if (seq == NULL || !seq->is_open)
-        return kvc__fail(err, KVC_ERROR_ARGUMENT, "seq", "NULL or closed");
+    if (!kvc__seq_usable(seq)) return kvc__seq_refuse(err);
     if (from >= to || to > seq->n_pos)
         return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, from >= to ? "from" : "to",
             "the range is empty or passes the end: from", from, "to", to);
@@ -12938,13 +13756,16 @@ KVC_API void kvc_ctx_query(const kvc_ctx *ctx, kvc_ctx_info *info)
     info->memory_size = ctx->block_size;
     info->n_rows = ctx->n_rows;
     info->n_logit_rows = ctx->n_logit_rows;
+    info->run_us_most = ctx->us_most;
+    info->run_us_late = ctx->late_most;
 }
 
 KVC_API kvc_result kvc_prefill_rows(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens,
     size_t n_tokens, const size_t *rows, size_t n_rows, float *logits, kvc_error *err)
 {
     kvc_request q;
-    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    kvc_result r = kvc__ctx_idle(ctx, err);
+    if (r != KVC_OK) return r;
     if (n_rows != 0 && rows == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "rows", "NULL");
     memset(&q, 0, sizeof q);
     q.seq = seq;
@@ -12954,6 +13775,7 @@ KVC_API kvc_result kvc_prefill_rows(kvc_ctx *ctx, kvc_seq *seq, const kvc_token 
     q.n_rows = n_rows;
     q.logits = logits;
     q.err = err;
+    kvc__request_init(&q, 0);
     kvc__batch_run(ctx, &q, 1);
     return q.result;
 }
@@ -12963,8 +13785,9 @@ static kvc_result kvc__request_last(kvc_ctx *ctx, kvc_seq *seq, const kvc_token 
     size_t n_tokens, uint32_t is_decode, const float **logits, kvc_error *err)
 {
     kvc_request q;
+    kvc_result r;
     if (logits != NULL) *logits = NULL;
-    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    if ((r = kvc__ctx_idle(ctx, err)) != KVC_OK) return r;
     memset(&q, 0, sizeof q);
     q.seq = seq;
     q.tokens = tokens;
@@ -12972,7 +13795,7 @@ static kvc_result kvc__request_last(kvc_ctx *ctx, kvc_seq *seq, const kvc_token 
     q.n_rows = logits != NULL && n_tokens != 0;
     q.logits = ctx->plan.s.logits;
     q.err = err;
-    q.is_decode = is_decode;
+    kvc__request_init(&q, is_decode);
     kvc__batch_run(ctx, &q, 1);
     if (q.result == KVC_OK && logits != NULL) *logits = ctx->plan.s.logits;
     return q.result;
@@ -12993,7 +13816,8 @@ KVC_API kvc_result kvc_decode(kvc_ctx *ctx, kvc_seq *seq, kvc_token token, const
 KVC_API kvc_result kvc_batch(kvc_ctx *ctx, kvc_request *requests, size_t n_requests,
     kvc_error *err)
 {
-    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    kvc_result r = kvc__ctx_idle(ctx, err);
+    if (r != KVC_OK) return r;
     if (requests == NULL && n_requests != 0)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "requests", "NULL");
     if (n_requests > (1u << 24))
@@ -13001,6 +13825,32 @@ KVC_API kvc_result kvc_batch(kvc_ctx *ctx, kvc_request *requests, size_t n_reque
     kvc__batch_begin(requests, n_requests);
     kvc__batch_run(ctx, requests, n_requests);
     return KVC_OK;
+}
+
+KVC_API kvc_result kvc_submit(kvc_ctx *ctx, kvc_request *request, kvc_error *err)
+{
+    if (ctx == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "ctx", "NULL");
+    if (request == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "request", "NULL");
+    return kvc__submit(ctx, request, err);
+}
+
+KVC_API int kvc_run(kvc_ctx *ctx, uint64_t budget_us)
+{
+    if (ctx == NULL) return 0;
+    return ctx->is_running ? 1 : kvc__step_run(ctx, budget_us);
+}
+
+KVC_API void kvc_cancel(kvc_ctx *ctx, kvc_request *request)
+{
+    if (ctx != NULL) kvc__cancel(ctx, request);
+}
+
+KVC_API float kvc_progress(kvc_ctx *ctx, uint32_t *us_left)
+{
+    const double done = kvc__atomic_load(&ctx->progress) / 16777216.0;
+    const double used = kvc__atomic_load(&ctx->us_used), left = used / done - used;
+    if (us_left != NULL) *us_left = done > 0 && left < 4294967295.0 ? (uint32_t)left : UINT32_MAX;
+    return (float)done;
 }
 
 /* ---- sampler ---- */
