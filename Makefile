@@ -49,7 +49,7 @@ ifeq ($(HIREDIS),)
 EXAMPLES := $(filter-out $(BUILD)/prefix_redis,$(EXAMPLES))
 endif
 PEERS    := $(BUILD)/kvc_turn $(if $(filter 1,$(CBLAS)),$(BUILD)/gemm)
-LINKED_BENCH := $(BUILD)/kv $(BUILD)/sequences $(BUILD)/stream $(BUILD)/batch
+LINKED_BENCH := $(addprefix $(BUILD)/, kv sequences stream batch frames gaps)
 KV_BENCH := $(LINKED_BENCH) $(BUILD)/prefix
 # These know the API alone and are linked with one object; all others contain the implementation.
 LINKED   := $(LINKED_BENCH) $(BUILD)/oracle \
