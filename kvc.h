@@ -2458,6 +2458,7 @@ typedef struct kvc__attn {
     uint32_t from, to;          /* the spans of this call, by number */
     kvc_kv_type type_k, type_v;
     float *state;               /* [queries, part] the spans so far, merged */
+    int goes_on;                /* state is that of the spans before `from`, not to be set up */
     float *parts;               /* [to - from, queries, part] the spans' own */
     float *work;                /* [kvc__attn_floats] */
     float *tops;                /* [n_rows, tops_stride]: n_q pairs of the largest score and the sum
@@ -7351,7 +7352,7 @@ static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kv
     kvc__pool pools[KVC_MAX_REACHES];
     kvc__arena arena;
     void *block;
-    size_t size;
+    size_t size = 0;
     int owned;
     kvc_result r = kvc__cache_measure(&d, pools, &size, err);
     if (r != KVC_OK) return r;
@@ -9775,6 +9776,15 @@ static void kvc__seq_unmark(kvc_seq *s)
     s->is_foreign = 0;
 }
 
+/* Whether two sequences begin with the same page. */
+static int kvc__seq_kin(const kvc_seq *a, const kvc_seq *b)
+{
+    const uint32_t reach = a->cache->token_reach;
+    const kvc__ring *ring = &a->rings[reach], *other = &b->rings[reach];
+    return a->cache == b->cache && ring->first != ring->end && other->first != other->end &&
+        kvc__ring_at(ring, ring->first) == kvc__ring_at(other, other->first);
+}
+
 /* The sequence is what it was before the step, which is not lossy. */
 static void kvc__seq_undo(kvc_seq *s)
 {
@@ -11078,9 +11088,11 @@ typedef struct kvc__row {
     kvc_token token;
 } kvc__row;
 
-/* Consecutive rows of one sequence, which attend to it together. */
+/* Consecutive rows of one sequence, which attend to it together; or rows of several, one each,
+   which have pages in common and attend to those together. */
 typedef struct kvc__group {
     uint32_t row, n_rows;
+    uint32_t n_common;              /* spans, 0: of one sequence */
 } kvc__group;
 
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
@@ -11136,6 +11148,7 @@ typedef struct kvc__plan {
     int is_decode;
     kvc__group *groups;             /* [n_batch] the rows in n_groups parts */
     uint32_t n_groups;
+    int has_common;                 /* some of them have spans in common */
     kvc__cut cuts[KVC_MAX_REACHES];
 } kvc__plan;
 
@@ -11289,26 +11302,72 @@ static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
     if (op->use_cblas) op->n_units = 1;
 }
 
-/* Puts rows that follow each other in one sequence into groups, the larger the better: a group
-   reads keys and values once for all of its rows. But there should be work for all threads; few
-   rows are cut by spans instead. */
+/* Whole spans that both sequences see from their beginning on, up to their next tokens, and that
+   lie in the same pages; without those that the policy counts. */
+static uint32_t kvc__common_spans(const kvc__plan *p, const kvc__row *r, const kvc__row *other)
+{
+    const kvc_seq *a = r->seq, *b = other->seq;
+    const kvc_cache *c = a->cache;
+    const uint32_t least = r->slot < other->slot ? r->slot : other->slot;
+    const kvc__ring *ring = &a->rings[c->token_reach], *with = &b->rings[c->token_reach];
+    uint32_t i, n = least / KVC__SPAN * (KVC__SPAN >> c->page_shift);
+    if (p->model->reaches[c->token_reach].window != 0 || b->cache != c || n == 0 ||
+        a->n_extents != 1 || b->n_extents != 1 || a->n_marked != 0 || b->n_marked != 0 ||
+        a->policy == KVC_POLICY_HEAVY || b->policy == KVC_POLICY_HEAVY ||
+        a->extents[0].slot != 0 || b->extents[0].slot != 0 ||
+        a->extents[0].page != b->extents[0].page) return 0;
+    for (i = 0; i < n; i++) {
+        const uint32_t page = a->extents[0].page + i;
+        if (page % KVC__LEAF_PAGES == 0 && *kvc__leaf_at(ring, page) == *kvc__leaf_at(with, page))
+            i += KVC__LEAF_PAGES - 1;
+        else if (kvc__ring_at(ring, page) != kvc__ring_at(with, page)) break;
+    }
+    return (i < n ? i : n) / (KVC__SPAN >> c->page_shift);
+}
+
+/* Whether the next row can be one of the group, in which it then is. */
+static int kvc__group_take(kvc__plan *p, kvc__group *g, const kvc__row *r)
+{
+    const int last = r + 1 == p->rows + p->n_rows || r[1].seq != r->seq;
+    uint32_t n;
+    if (g->n_common == 0 && r->seq == r[-1].seq && r->slot == r[-1].slot + 1) return 1;
+    if ((g->n_common == 0 && g->n_rows > 1) || r->seq == r[-1].seq || !last) return 0;
+    n = kvc__common_spans(p, &p->rows[g->row], r);
+    if (n == 0 || 2 * n < g->n_common) return 0;
+    if (g->n_common == 0 || n < g->n_common) g->n_common = n;
+    p->has_common = 1;
+    return 1;
+}
+
+/* Puts rows that follow each other in one sequence into groups, or rows of sequences that have
+   pages in common, the larger the better: a group reads keys and values once for all of its rows.
+   But there should be work for all threads; few rows of one sequence are cut by spans instead. */
 static void kvc__prepare_groups(kvc__plan *p)
 {
     const uint32_t n_heads = p->model->n_heads / p->model->n_kv_heads;
-    uint32_t most = n_heads < KVC__MAX_QUERIES ? KVC__MAX_QUERIES / n_heads : 1, row;
+    uint32_t most = n_heads < KVC__MAX_QUERIES ? KVC__MAX_QUERIES / n_heads : 1, few = most, row;
     uint64_t share = (uint64_t)p->n_rows * p->n_head_groups / (4 * p->n_threads);
     kvc__group *g = NULL;
-    if (p->n_threads > 1 && p->n_rows > 8 && share < most) most = share > 1 ? (uint32_t)share : 1;
+    if (p->n_threads > 1 && share < most) few = share > 1 ? (uint32_t)share : 1;
+    if (p->n_rows > 8) most = few;
     p->n_groups = 0;
+    p->has_common = 0;
     for (row = 0; row < p->n_rows; row++) {
         const kvc__row *r = &p->rows[row];
-        if (g == NULL || g->n_rows == most || r->seq != r[-1].seq || r->slot != r[-1].slot + 1) {
+        const uint32_t room = row != 0 && r->seq == r[-1].seq ? most : few;
+        if (g == NULL || g->n_rows >= room || !kvc__group_take(p, g, r)) {
             g = &p->groups[p->n_groups++];
             g->row = row;
-            g->n_rows = 0;
+            g->n_rows = g->n_common = 0;
         }
         g->n_rows++;
     }
+}
+
+/* The slot of a group's last row. */
+static uint32_t kvc__group_slot(const kvc__plan *p, const kvc__group *g)
+{
+    return p->rows[g->row + g->n_rows - 1].slot;
 }
 
 /* The most spans that a group sees. */
@@ -11318,7 +11377,8 @@ static uint32_t kvc__most_spans(const kvc__plan *p, uint32_t window)
     for (i = 0; i < p->n_groups; i++) {
         const kvc__group *g = &p->groups[i];
         const kvc__row *r = &p->rows[g->row];
-        n = kvc__span_end(r->seq->extents, r->seq->n_extents, r->slot + g->n_rows - 1) -
+        if (g->n_common != 0) continue;
+        n = kvc__span_end(r->seq->extents, r->seq->n_extents, kvc__group_slot(p, g)) -
             kvc__span_first(r->seq->extents, r->seq->n_extents, r->slot, window);
         if (n > most) most = n;
     }
@@ -11337,7 +11397,7 @@ static void kvc__prepare_runs(kvc__plan *p, uint32_t reach)
     uint64_t units = (uint64_t)p->n_groups * p->n_head_groups, want = 4 * p->n_threads;
     memset(cut, 0, sizeof *cut);
     cut->n_runs = 1;
-    if (p->n_threads == 1 || units >= want || slots < 2 || n < 3) return;
+    if (p->n_threads == 1 || units >= want || slots < 2 || n < 3 || p->has_common) return;
     cut->run = (uint32_t)((n * units + want - 1) / want);
     cut->n_apart = n - cut->run < slots - 1 ? n - cut->run : slots - 1;
     cut->n_runs = 1 + kvc__div_up(cut->n_apart, cut->run);
@@ -11351,7 +11411,7 @@ static uint32_t kvc__prepare_tally(const kvc__plan *p)
         const kvc__group *g = &p->groups[i];
         const kvc__row *r = &p->rows[g->row];
         if (r->seq->policy != KVC_POLICY_HEAVY) continue;
-        end = kvc__span_end(r->seq->extents, r->seq->n_extents, r->slot + g->n_rows - 1);
+        end = kvc__span_end(r->seq->extents, r->seq->n_extents, kvc__group_slot(p, g));
         if (end > n) n = end;
     }
     return 4 * n;
@@ -11482,23 +11542,23 @@ static uint32_t kvc__first_head(const kvc__plan *p, uint32_t unit)
         head % cuts * KVC__MAX_QUERIES;
 }
 
-/* The group and heads of a unit, and all spans. */
-static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t unit, kvc__attn *a)
+/* n_rows rows from `row` on of a group, the heads of a unit, and all spans. */
+static void kvc__attend_rows(const kvc__plan *p, const kvc__op *op, uint32_t unit, uint32_t row,
+    uint32_t n_rows, kvc__attn *a)
 {
     const kvc_model *m = p->model;
     uint32_t n_heads = m->n_heads / m->n_kv_heads, first = kvc__first_head(p, unit);
     uint32_t head = first / n_heads, left = n_heads - first % n_heads;
-    const kvc__group *g = &p->groups[unit / p->n_head_groups];
-    const kvc__row *r = &p->rows[g->row];
+    const kvc__row *r = &p->rows[row];
     const kvc_cache *c = r->seq->cache;
     const kvc__layer_kv *l = &c->layers[op->layer];
     const uint32_t reach = m->layers[op->layer].reach;
-    a->n_rows = g->n_rows;
+    a->n_rows = n_rows;
     a->n_q = left < KVC__MAX_QUERIES ? left : KVC__MAX_QUERIES;
     a->q_stride = (size_t)m->n_heads * m->head_dim;
     a->out_stride = (size_t)m->n_heads * m->head_dim_v;
-    a->q = p->s.q + g->row * a->q_stride + (size_t)first * m->head_dim;
-    a->out = p->s.att + g->row * a->out_stride + (size_t)first * m->head_dim_v;
+    a->q = p->s.q + row * a->q_stride + (size_t)first * m->head_dim;
+    a->out = p->s.att + row * a->out_stride + (size_t)first * m->head_dim_v;
     a->slabs = c->pools[reach].slabs;
     a->layer = op->layer;
     a->head = head;
@@ -11521,7 +11581,7 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->tops_stride = 2 * (size_t)m->n_heads;
     a->tops = NULL;
     if (r->seq->policy == KVC_POLICY_HEAVY && m->reaches[reach].window == 0)
-        a->tops = p->s.tops + g->row * a->tops_stride + 2 * (size_t)first;
+        a->tops = p->s.tops + row * a->tops_stride + 2 * (size_t)first;
     a->slot = r->slot;
     a->window = m->reaches[reach].window;
     a->from = kvc__span_first(a->extents, a->n_extents, a->slot, a->window);
@@ -11529,6 +11589,38 @@ static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->type_k = l->type_k;
     a->type_v = l->type_v;
     a->parts = NULL;
+    a->goes_on = 0;
+}
+
+/* The same of a whole group. */
+static void kvc__attend_unit(const kvc__plan *p, const kvc__op *op, uint32_t unit, kvc__attn *a)
+{
+    const kvc__group *g = &p->groups[unit / p->n_head_groups];
+    kvc__attend_rows(p, op, unit, g->row, g->n_rows, a);
+}
+
+/* A unit of rows that have spans in common: those first, for all rows; then each row's own. Layers
+   that see a window have no use of it. */
+static void kvc__attend_apart(const kvc__plan *p, const kvc__op *op, uint32_t unit, kvc__attn *a)
+{
+    const kvc__group *g = &p->groups[unit / p->n_head_groups];
+    const uint32_t n_common = a->window == 0 ? g->n_common : 0;
+    float *const state = a->state, *const work = a->work;
+    uint32_t i;
+    if (n_common != 0) {
+        a->to = n_common;
+        p->kernels->attention(a);
+    }
+    for (i = 0; i < g->n_rows; i++) {
+        kvc__attend_rows(p, op, unit, g->row + i, 1, a);
+        a->state = state + (size_t)i * a->n_q * kvc__part_floats(a->v_stride);
+        a->work = work;
+        a->goes_on = n_common != 0;
+        if (n_common != 0) a->from = n_common;
+        p->kernels->attention(a);
+        a->from = a->to;
+        p->kernels->attention_merge(a);
+    }
 }
 
 /* Where the parts of a unit's spans are kept: the state first, then those of the last spans, which
@@ -11557,6 +11649,10 @@ static void kvc__attend_run(const kvc__plan *p, const kvc__op *op, uint32_t inde
     a.work = p->s.attn + worker * p->s.attn_floats;
     if (cut->n_runs == 1) {
         a.state = a.work + kvc__attn_floats(KVC__MAX_QUERIES, a.head_dim, a.v_stride);
+        if (p->groups[index / p->n_head_groups].n_common != 0) {
+            kvc__attend_apart(p, op, index, &a);
+            return;
+        }
         p->kernels->attention(&a);
         a.from = a.to;
         p->kernels->attention_merge(&a);
@@ -12699,7 +12795,7 @@ static kvc_result kvc__ctx_new(kvc_ctx **out, const kvc_ctx_desc *desc, kvc_erro
     kvc_ctx_desc d = *desc;
     kvc__arena arena;
     void *block;
-    size_t size;
+    size_t size = 0;
     int owned;
     kvc_result r = kvc__ctx_measure(&d, &size, err);
     if (r != KVC_OK) return r;
@@ -13008,18 +13104,32 @@ static int kvc__step_start(kvc_ctx *ctx)
     return 1;
 }
 
+/* Puts decodes into the pass, as far as it has rows, of sequences that begin as that of `q` does, so
+   that they lie side by side: see kvc__prepare_groups. */
+static void kvc__pass_kin(kvc_ctx *ctx, kvc_request *q)
+{
+    kvc_request *kin;
+    for (kin = q->next; kin != NULL && ctx->plan.n_rows < ctx->desc.n_batch; kin = kin->next) {
+        if (!kin->is_ready || !kin->is_decode || kin->n_now != 0) continue;
+        if (kvc__seq_kin(q->seq, kin->seq)) kvc__request_rows(ctx, kin, 1);
+    }
+}
+
 /* Puts rows of decodes, or of prefills, into the pass, n at most. Returns how many requests found
    no room. */
 static uint32_t kvc__pass_add(kvc_ctx *ctx, uint32_t decodes, uint32_t n)
 {
-    const uint32_t before = ctx->plan.n_rows;
+    const uint32_t end = ctx->plan.n_rows + n;
     uint32_t n_waiting = 0;
     kvc_request *q;
     for (q = ctx->first; q != NULL; q = q->next) {
-        const uint32_t left = n - (ctx->plan.n_rows - before);
-        if (!q->is_ready || q->is_decode != decodes) continue;
-        if (left != 0) kvc__request_rows(ctx, q, left);
-        else n_waiting++;
+        if (!q->is_ready || q->is_decode != decodes || q->n_now != 0) continue;
+        if (ctx->plan.n_rows == end) {
+            n_waiting++;
+            continue;
+        }
+        kvc__request_rows(ctx, q, end - ctx->plan.n_rows);
+        if (decodes) kvc__pass_kin(ctx, q);
     }
     return n_waiting;
 }
@@ -16240,9 +16350,10 @@ static void KVC__(attention)(const kvc__attn *a)
     kvc__span s;
     int marked = 0;
     if (a->parts != NULL) part = a->parts;
-    else memset(a->state, 0, n * stride * sizeof(float));
-    for (i = 0; a->parts == NULL && i < n; i++)     /* makes the first keep 0 and its take 1 */
+    else if (!a->goes_on) memset(a->state, 0, n * stride * sizeof(float));
+    for (i = 0; a->parts == NULL && !a->goes_on && i < n; i++)
         a->state[i * stride + a->v_stride] = -kvc__bits_f32(0x7f800000u);
+        /* makes the first keep 0 and its take 1 */
     for (number = a->from; number < a->to; number++) {
         kvc__span_bounds(&s, a, number);
         kvc__span_tiles(&s, a);
