@@ -908,7 +908,7 @@ typedef struct kvc_ctx_desc {
                                    are cut into such chunks, which changes no bit. 0: 256 */
     uint32_t n_chunk;           /* most rows of prefills in a pass that has decodes as well: so
                                    texts that are being written need not stand still while another
-                                   is read. 0: n_batch */
+                                   is read. 0: 64; n_batch: as many as there is room for */
     uint32_t n_threads;         /* threads that share a step, the caller's included; 0 and 1: no
                                    thread is made. At most 256. */
     kvc_jobs jobs;              /* whose threads; zeroed: the library's */
@@ -11101,6 +11101,7 @@ typedef struct kvc__group {
 #define KVC__ASK_STEP 256u          /* at each look while waiting for the others, */
 #define KVC__ASK_MOST 16384u        /* and in all: four streams fit any second-level cache */
 #define KVC__MAX_TILES 16384u       /* of an operation; the cursor counts them in 16 bits */
+#define KVC__SHORT_WORK 1024u       /* queries x spans of a tile of attention in a time slice */
 #define KVC__MAX_PARTS 128u         /* rows x spans whose attention is kept apart */
 #define KVC__PANEL 256u             /* weight rows decoded at a time for cblas */
 
@@ -11146,6 +11147,7 @@ typedef struct kvc__plan {
     float **out;                    /* [n_batch] and where those go, [n_vocab] each */
     uint32_t n_rows, n_wanted;
     int is_decode;
+    int is_sliced;                  /* tiles are to be short */
     kvc__group *groups;             /* [n_batch] the rows in n_groups parts */
     uint32_t n_groups;
     int has_common;                 /* some of them have spans in common */
@@ -11339,6 +11341,13 @@ static int kvc__group_take(kvc__plan *p, kvc__group *g, const kvc__row *r)
     return 1;
 }
 
+/* Rows of a group that make a short tile. */
+static uint32_t kvc__short_rows(const kvc__row *r, uint32_t n_heads)
+{
+    const uint32_t n = KVC__SHORT_WORK / (r->slot / KVC__SPAN + 1) / n_heads;
+    return n > 1 ? n : 1;
+}
+
 /* Puts rows that follow each other in one sequence into groups, or rows of sequences that have
    pages in common, the larger the better: a group reads keys and values once for all of its rows.
    But there should be work for all threads; few rows of one sequence are cut by spans instead. */
@@ -11354,7 +11363,8 @@ static void kvc__prepare_groups(kvc__plan *p)
     p->has_common = 0;
     for (row = 0; row < p->n_rows; row++) {
         const kvc__row *r = &p->rows[row];
-        const uint32_t room = row != 0 && r->seq == r[-1].seq ? most : few;
+        uint32_t room = row != 0 && r->seq == r[-1].seq ? most : few;
+        if (p->is_sliced && room > kvc__short_rows(r, n_heads)) room = kvc__short_rows(r, n_heads);
         if (g == NULL || g->n_rows >= room || !kvc__group_take(p, g, r)) {
             g = &p->groups[p->n_groups++];
             g->row = row;
@@ -12643,7 +12653,8 @@ static kvc_result kvc__ctx_defaults(kvc_ctx_desc *d, kvc_error *err)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_batch", "more than 2^20");
     if (d->n_threads == 0) d->n_threads = 1;
     if ((r = kvc__threads_check(d->n_threads, err)) != KVC_OK) return r;
-    if (d->n_chunk == 0 || d->n_chunk > d->n_batch) d->n_chunk = d->n_batch;
+    if (d->n_chunk == 0) d->n_chunk = 64;
+    if (d->n_chunk > d->n_batch) d->n_chunk = d->n_batch;
     if ((uint32_t)d->isa > (uint32_t)KVC_ISA_AVX512_VNNI)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "isa", "not a kvc_isa");
     if (d->gemm != KVC_GEMM_BUILTIN && d->gemm != KVC_GEMM_CBLAS)
@@ -13143,6 +13154,7 @@ static void kvc__pass_build(kvc_ctx *ctx)
     uint32_t n = ctx->desc.n_batch;
     kvc_request *q;
     p->n_rows = p->n_wanted = 0;
+    p->is_sliced = ctx->deadline != KVC__NEVER;
     ctx->work.pass = 0;
     for (q = ctx->first; q != NULL && (q->is_decode || !q->is_ready); q = q->next) continue;
     ctx->is_crowded = 0;

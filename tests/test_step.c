@@ -711,6 +711,96 @@ static void test_crowd(void **state) {
     rig_close(&r);
 }
 
+/* ---- pages in common ---- */
+
+/* Only whole spans that both sequences see count, and only where nothing was removed. */
+static void test_common(void **state) {
+    static const model_shape shape = {TINY};
+    static const struct {
+        uint32_t back, more, spans;
+    } cases[] = {{0, 1, 4}, {1, 1, 3}, {0, 100, 4}, {511, 1, 2}, {512, 1, 2}, {513, 600, 1},
+        {800, 1, 0}, {1024, 5, 0}};
+    kvc_token text[1024];
+    kvc_cache *cache;
+    kvc_seq *seq, *fork;
+    kvc_ctx *ctx;
+    size_t i;
+    rig r;
+    (void)state;
+    rig_open(&r, &shape);
+    cache = new_cache(&r, 1400, 2, 16, KVC_KV_F32);
+    ctx = new_ctx(&r, 256, 1, KVC_ISA_BEST);
+    random_tokens(text, 1024, r.info.n_vocab, 1);
+    seq = new_seq(cache);
+    OK(kvc_prefill(ctx, seq, text, 1024, NULL, &last));
+    for (i = 0; i < COUNT(cases); i++) {
+        kvc__row a, b;
+        kvc_request q[2];
+        int k;
+        OK(kvc_seq_fork(&fork, seq, &last));
+        OK(kvc_seq_rollback(fork, 1024 - cases[i].back));
+        OK(kvc_prefill(ctx, fork, text, cases[i].more, NULL, &last));
+        a.seq = seq;
+        a.slot = 1024;
+        b.seq = fork;
+        b.slot = kvc_seq_length(fork);
+        assert_int_equal(kvc__common_spans(&ctx->plan, &a, &b), cases[i].spans);
+        assert_int_equal(kvc__common_spans(&ctx->plan, &b, &a), cases[i].spans);
+        memset(q, 0, sizeof q);
+        for (k = 0; k < 2; k++) {
+            q[k].seq = k ? fork : seq;
+            q[k].tokens = text;
+            q[k].n_tokens = 1;
+        }
+        OK(kvc_batch(ctx, q, 2, &last));
+        assert_int_equal(ctx->plan.n_groups, cases[i].spans ? 1 : 2);
+        assert_int_equal(ctx->plan.groups[0].n_common, cases[i].spans);
+        OK(kvc_seq_rollback(seq, 1024));
+        if (cases[i].spans) OK(kvc_seq_remove(fork, 100, 110, &last));
+        assert_int_equal(kvc__common_spans(&ctx->plan, &a, &b), 0);
+        kvc_seq_close(fork);
+    }
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
+/* In a time slice groups get shorter as the text gets longer. */
+static void test_short_tiles(void **state) {
+    static const model_shape shape = {TINY};
+    kvc_cache *cache;
+    kvc_seq *seq;
+    kvc_ctx *ctx;
+    uint32_t i, rows, at, before = UINT32_MAX;
+    rig r;
+    (void)state;
+    rig_open(&r, &shape);
+    cache = new_cache(&r, 1 << 18, 1, 256, KVC_KV_Q4);
+    ctx = new_ctx(&r, 64, 1, KVC_ISA_BEST);
+    seq = new_seq(cache);
+    ctx->plan.n_rows = 64;
+    for (at = 0; at < 1 << 18; at = 2 * at + 64) {
+        for (i = 0; i < 64; i++) {
+            ctx->plan.rows[i].seq = seq;
+            ctx->plan.rows[i].slot = at + i;
+        }
+        ctx->plan.is_sliced = 0;
+        kvc__plan_prepare(&ctx->plan);
+        rows = ctx->plan.groups[0].n_rows;
+        assert_int_equal(rows, KVC__MAX_QUERIES / 2);
+        ctx->plan.is_sliced = 1;
+        kvc__plan_prepare(&ctx->plan);
+        rows = ctx->plan.groups[0].n_rows;
+        assert_true(rows >= 1 && rows <= before);
+        assert_true(rows == 1 || 2 * rows * (at / 256) <= KVC__SHORT_WORK);
+        before = rows;
+    }
+    assert_int_equal(before, 1);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    rig_close(&r);
+}
+
 /* ---- the list ---- */
 
 #define EACH_KIND(X) \
@@ -731,7 +821,9 @@ int main(void) {
         cmocka_unit_test(test_long),
         cmocka_unit_test(test_runs),
         cmocka_unit_test(test_late_show),
-        cmocka_unit_test(test_crowd)
+        cmocka_unit_test(test_crowd),
+        cmocka_unit_test(test_common),
+        cmocka_unit_test(test_short_tiles)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
