@@ -1,9 +1,10 @@
 /* kvc_turn: kvc.h behind the line protocol of bench/peers (see README.md).
 
-       kvc_turn MODEL THREADS N_CTX KV_TYPE      KV_TYPE: f16 or f32
+       kvc_turn MODEL THREADS N_CTX KV_TYPE N_SEQS      KV_TYPE: f16 or f32
 
    A turn answers with one time in milliseconds: from the call until the logits of the last token
-   are there. */
+   are there. N_CTX is the most that each of N_SEQS sequences holds; all turns but those of a batch
+   use the first. */
 #define _DEFAULT_SOURCE   /* clock_gettime */
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,10 +19,13 @@ enum { ID_STEP = 197, ID_COUNT = 499 };
 typedef struct engine {
     kvc_model *model;
     kvc_cache *cache;
-    kvc_seq *seq;
+    kvc_seq **seqs;         /* [n_seqs] */
     kvc_ctx *ctx;
-    kvc_token *tokens;      /* [n_ctx] */
-    uint32_t n_ctx;
+    kvc_token *tokens;      /* [n_ctx + n_seqs]; sequence i begins with entry i, so that no two are
+                               alike */
+    kvc_request *requests;  /* [n_seqs] */
+    float *logits;          /* [n_seqs, n_vocab] */
+    uint32_t n_ctx, n_seqs, n_vocab;
 } engine;
 
 static void need(kvc_result result, const kvc_error *err)
@@ -29,6 +33,13 @@ static void need(kvc_result result, const kvc_error *err)
     if (result == KVC_OK) return;
     fprintf(stderr, "kvc_turn: %s: %s\n", err->where, err->message);
     exit(2);
+}
+
+static void *get(size_t n, size_t size)
+{
+    void *p = calloc(n, size);
+    if (!p) exit(2);
+    return p;
 }
 
 static double now_ms(void)
@@ -40,23 +51,37 @@ static double now_ms(void)
 
 /* ---- turns ---- */
 
-/* The sequence holds the first `length` tokens. */
-static void set_length(const engine *e, uint32_t length)
+/* Each of the first n sequences holds its first `length` tokens. */
+static void set_length(const engine *e, uint32_t n, uint32_t length)
 {
-    kvc_error err;
-    uint32_t n = kvc_seq_length(e->seq);
-    if (n > length) need(kvc_seq_rollback(e->seq, length), &err);
-    if (n < length) need(kvc_prefill(e->ctx, e->seq, e->tokens + n, length - n, NULL, &err), &err);
+    kvc_error err = {0};
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t held = kvc_seq_length(e->seqs[i]);
+        if (held > length) need(kvc_seq_rollback(e->seqs[i], length), &err);
+        if (held >= length) continue;
+        need(kvc_prefill(e->ctx, e->seqs[i], e->tokens + i + held, length - held, NULL, &err),
+            &err);
+    }
 }
 
-/* One token that is not counted: the threads are awake. */
-static void warm_up(const engine *e, uint32_t length)
+/* The next token of each of the first n sequences, which hold `length`, in one pass. */
+static void step(const engine *e, uint32_t n, uint32_t length)
 {
-    const float *logits;
     kvc_error err;
-    set_length(e, length);
-    need(kvc_decode(e->ctx, e->seq, e->tokens[length], &logits, &err), &err);
-    set_length(e, length);
+    for (uint32_t i = 0; i < n; i++) {
+        e->requests[i] = (kvc_request){.seq = e->seqs[i], .tokens = e->tokens + i + length,
+            .n_tokens = 1, .n_rows = 1, .logits = e->logits + (size_t)i * e->n_vocab, .err = &err};
+    }
+    need(kvc_batch(e->ctx, e->requests, n, &err), &err);
+    for (uint32_t i = 0; i < n; i++) need(e->requests[i].result, &err);
+}
+
+/* One step that is not counted: the threads are awake. */
+static void warm_up(const engine *e, uint32_t n, uint32_t length)
+{
+    set_length(e, n, length);
+    step(e, n, length);
+    set_length(e, n, length);
 }
 
 static double prefill(const engine *e, uint32_t n)
@@ -64,9 +89,9 @@ static double prefill(const engine *e, uint32_t n)
     const float *logits;
     kvc_error err;
     double start;
-    warm_up(e, 0);
+    warm_up(e, 1, 0);
     start = now_ms();
-    need(kvc_prefill(e->ctx, e->seq, e->tokens, n, &logits, &err), &err);
+    need(kvc_prefill(e->ctx, e->seqs[0], e->tokens, n, &logits, &err), &err);
     return now_ms() - start;
 }
 
@@ -75,26 +100,42 @@ static double decode(const engine *e, uint32_t past, uint32_t n)
     const float *logits;
     kvc_error err;
     double start;
-    warm_up(e, past);
+    warm_up(e, 1, past);
     start = now_ms();
     for (uint32_t i = past; i < past + n; i++) {
-        need(kvc_decode(e->ctx, e->seq, e->tokens[i], &logits, &err), &err);
+        need(kvc_decode(e->ctx, e->seqs[0], e->tokens[i], &logits, &err), &err);
     }
     return now_ms() - start;
 }
 
+static double batch(const engine *e, uint32_t n_seqs, uint32_t past, uint32_t n)
+{
+    double start;
+    warm_up(e, n_seqs, past);
+    start = now_ms();
+    for (uint32_t i = past; i < past + n; i++) step(e, n_seqs, i);
+    return now_ms() - start;
+}
+
+/* Whether n tokens behind `past` others fit into a sequence. */
+static int is_room(const engine *e, uint32_t past, uint32_t n)
+{
+    return n >= 1 && n <= e->n_ctx && past <= e->n_ctx - n;
+}
+
 static int take_turn(const engine *e, const char *line)
 {
-    unsigned a, b;
-    if (sscanf(line, "prefill %u", &a) == 1 && a >= 1 && a <= e->n_ctx) {
-        printf("%.3f\n", prefill(e, a));
-        return 1;
-    }
-    if (sscanf(line, "decode %u %u", &a, &b) == 2 && b >= 1 && b <= e->n_ctx && a <= e->n_ctx - b) {
-        printf("%.3f\n", decode(e, a, b));
-        return 1;
-    }
-    return 0;
+    unsigned seqs, past, n;
+    double took;
+    if (sscanf(line, "prefill %u", &n) == 1 && is_room(e, 0, n)) took = prefill(e, n);
+    else if (sscanf(line, "decode %u %u", &past, &n) == 2 && is_room(e, past, n))
+        took = decode(e, past, n);
+    else if (sscanf(line, "batch %u %u %u", &seqs, &past, &n) == 3 && is_room(e, past, n) &&
+        seqs >= 1 && seqs <= e->n_seqs)
+        took = batch(e, seqs, past, n);
+    else return 0;
+    printf("%.3f\n", took);
+    return 1;
 }
 
 static void serve(const engine *e)
@@ -111,17 +152,23 @@ static void serve(const engine *e)
 static void start(engine *e, const char *path, uint32_t n_threads, kvc_kv_type type)
 {
     kvc_model_desc model_desc = {.path = path, .n_threads = n_threads};
-    kvc_cache_desc cache_desc = {.n_ctx = e->n_ctx, .type_k = type, .type_v = type};
+    kvc_cache_desc cache_desc = {.n_ctx = e->n_ctx, .n_seqs = e->n_seqs, .type_k = type,
+        .type_v = type};
     kvc_ctx_desc ctx_desc = {.n_threads = n_threads};
+    kvc_model_info info;
     kvc_error err;
     need(kvc_model_open(&e->model, &model_desc, &err), &err);
+    kvc_model_query(e->model, &info);
+    e->n_vocab = info.n_vocab;
     cache_desc.model = ctx_desc.model = e->model;
     need(kvc_cache_new(&e->cache, &cache_desc, &err), &err);
-    need(kvc_seq_open(&e->seq, e->cache, &err), &err);
     need(kvc_ctx_new(&e->ctx, &ctx_desc, &err), &err);
-    e->tokens = malloc(e->n_ctx * sizeof *e->tokens);
-    if (!e->tokens) exit(2);
-    for (uint32_t i = 0; i < e->n_ctx; i++) {
+    e->seqs = get(e->n_seqs, sizeof *e->seqs);
+    e->requests = get(e->n_seqs, sizeof *e->requests);
+    e->logits = get((size_t)e->n_seqs * e->n_vocab, sizeof *e->logits);
+    e->tokens = get((size_t)e->n_ctx + e->n_seqs, sizeof *e->tokens);
+    for (uint32_t i = 0; i < e->n_seqs; i++) need(kvc_seq_open(&e->seqs[i], e->cache, &err), &err);
+    for (uint32_t i = 0; i < e->n_ctx + e->n_seqs; i++) {
         e->tokens[i] = (kvc_token)(i * ID_STEP % ID_COUNT);
     }
 }
@@ -140,19 +187,23 @@ static void print_ready(const engine *e)
 int main(int argc, char **argv)
 {
     engine e = {0};
-    int f16 = argc == 5 && strcmp(argv[4], "f16") == 0;
-    if (argc != 5 || (!f16 && strcmp(argv[4], "f32") != 0)) {
-        fprintf(stderr, "usage: kvc_turn MODEL THREADS N_CTX f16|f32\n");
+    int f16 = argc == 6 && strcmp(argv[4], "f16") == 0;
+    if (argc != 6 || (!f16 && strcmp(argv[4], "f32") != 0)) {
+        fprintf(stderr, "usage: kvc_turn MODEL THREADS N_CTX f16|f32 N_SEQS\n");
         return 2;
     }
     e.n_ctx = (uint32_t)strtoul(argv[3], NULL, 10);
+    e.n_seqs = (uint32_t)strtoul(argv[5], NULL, 10);
     start(&e, argv[1], (uint32_t)strtoul(argv[2], NULL, 10), f16 ? KVC_KV_F16 : KVC_KV_F32);
     print_ready(&e);
     serve(&e);
-    free(e.tokens);
     kvc_ctx_free(e.ctx);
-    kvc_seq_close(e.seq);
+    for (uint32_t i = 0; i < e.n_seqs; i++) kvc_seq_close(e.seqs[i]);
     kvc_cache_free(e.cache);
     kvc_model_close(e.model);
+    free(e.seqs);
+    free(e.requests);
+    free(e.logits);
+    free(e.tokens);
     return 0;
 }

@@ -6,8 +6,8 @@
    A turn answers with the milliseconds of llama.cpp's own clock, which runs from the start of
    llama_decode until the logits are there; sampling, the event loop and the binding's queues are
    outside. The binding gives llama.cpp no thread pool, so that every batch starts new threads: that
-   is inside. Batches go straight to the context's _ctx, which is internal; the version is
-   pinned. */
+   is inside. Batches go straight to the context's _ctx, which is internal; the version is pinned.
+   It has one sequence, and no turns with more. */
 import readline from "node:readline";
 import {getLlama, GgmlType} from "node-llama-cpp";
 

@@ -15,8 +15,11 @@ import {parseArgs} from "node:util";
 const HELP = `usage: node turns.mjs --programs FOLDER [options] MODEL.gguf...
   --programs DIR   where kvc_turn and llama_turn are
   --engines LIST   of kvc,llama,node (kvc,llama); node: llama.cpp through the binding
-  --phases LIST    prefill:N and decode:PAST, default prefill:128,prefill:512,decode:0,decode:2048
-  --tokens N       tokens that a turn decodes (16)
+  --phases LIST    prefill:N and decode:PAST, default prefill:128,prefill:512,decode:0,decode:2048;
+                   or none
+  --batches LIST   how many sequences kvc and llama decode together (1,4,16,32), or none
+  --past N         positions of each sequence of a batch (64)
+  --tokens N       tokens that a turn decodes, of each sequence (16)
   --turns N        counted turns of each engine (5); one before them is not counted
   --patience S     seconds of a phase in which rounds are repeated, and waited with, that other
                    programs disturbed (60)
@@ -96,12 +99,19 @@ function parsePhase(text, nDecoded) {
     const [, kind, digits] = /^(prefill|decode):(\d+)$/.exec(text) ?? [];
     const number = Number(digits);
     if (kind === "prefill" && number > 0) {
-        return {kind, past: 0, tokens: number, line: `prefill ${number}`};
+        return {kind, seqs: 1, past: 0, tokens: number, line: `prefill ${number}`};
     }
     if (kind === "decode") {
-        return {kind, past: number, tokens: nDecoded, line: `decode ${number} ${nDecoded}`};
+        const line = `decode ${number} ${nDecoded}`;
+        return {kind, seqs: 1, past: number, tokens: nDecoded, line};
     }
     throw new Error(`--phases: ${text}`);
+}
+
+function parseBatch(text, past, nDecoded) {
+    const seqs = /^\d+$/.test(text) ? Number(text) : 0;
+    if (seqs === 0) throw new Error(`--batches: ${text}`);
+    return {kind: "batch", seqs, past, tokens: nDecoded, line: `batch ${seqs} ${past} ${nDecoded}`};
 }
 
 function median(values) {
@@ -161,10 +171,10 @@ function summarizePhase(engines, phase, rounds) {
         others: Math.max(0, sum(all.map((turn) => turn.others))) / wall
     };
     engines.forEach((engine, i) => {
-        const times = rounds.map((round) => round[i].ms);
+        const times = rounds.map((round) => round[i].ms), tokens = phase.seqs * phase.tokens;
         row[engine.name] = {
-            speed: phase.tokens * 1e3 / median(times),
-            best: phase.tokens * 1e3 / Math.min(...times)
+            speed: tokens * 1e3 / median(times),
+            best: tokens * 1e3 / Math.min(...times)
         };
     });
     return row;
@@ -176,21 +186,30 @@ function ratio(row, a, b) {
     return row[a] && row[b] && row[a].speed / row[b].speed;
 }
 
-/* Each column: heading of the table and of the CSV, and how to get it from a row. */
+/* An engine's speed over that with one sequence. */
+function ofOne(row, name) {
+    return row[name] && row.one?.[name] && row[name].speed / row.one[name].speed;
+}
+
+/* Each column: tables that show it, heading of the table and of the CSV, and how to get it from a
+   row. */
 const COLUMNS = [
-    ["model", "model", (r) => r.model],
-    ["phase", "phase", (r) => r.phase.kind],
-    ["past", "past", (r) => r.phase.past],
-    ["tokens", "tokens", (r) => r.phase.tokens],
-    ["kvc", "kvc_tokens_per_s", (r) => r.kvc?.speed],
-    ["llama", "llama_tokens_per_s", (r) => r.llama?.speed],
-    ["ratio", "kvc_over_llama", (r) => ratio(r, "kvc", "llama")],
-    ["best kvc", "kvc_best", (r) => r.kvc?.best],
-    ["..llama", "llama_best", (r) => r.llama?.best],
-    ["node", "node_tokens_per_s", (r) => r.node?.speed],
-    ["ratio", "kvc_over_node", (r) => ratio(r, "kvc", "node")],
-    ["waiting", "waiting_share", (r) => r.waiting],
-    ["others", "others_share", (r) => r.others]
+    ["phases batches", "model", "model", (r) => r.model],
+    ["phases", "phase", "phase", (r) => r.phase.kind],
+    ["batches", "seqs", "sequences", (r) => r.phase.seqs],
+    ["phases", "past", "past", (r) => r.phase.past],
+    ["phases", "tokens", "tokens", (r) => r.phase.tokens],
+    ["phases batches", "kvc", "kvc_tokens_per_s", (r) => r.kvc?.speed],
+    ["batches", "of one", "kvc_of_one", (r) => ofOne(r, "kvc")],
+    ["phases batches", "llama", "llama_tokens_per_s", (r) => r.llama?.speed],
+    ["batches", "of one", "llama_of_one", (r) => ofOne(r, "llama")],
+    ["phases batches", "ratio", "kvc_over_llama", (r) => ratio(r, "kvc", "llama")],
+    ["phases batches", "best kvc", "kvc_best", (r) => r.kvc?.best],
+    ["phases batches", "..llama", "llama_best", (r) => r.llama?.best],
+    ["phases", "node", "node_tokens_per_s", (r) => r.node?.speed],
+    ["phases", "ratio", "kvc_over_node", (r) => ratio(r, "kvc", "node")],
+    ["phases batches", "waiting", "waiting_share", (r) => r.waiting],
+    ["phases batches", "others", "others_share", (r) => r.others]
 ];
 
 function cell(value) {
@@ -204,27 +223,32 @@ function csvCell(value = "") {
     return typeof value !== "number" || Number.isInteger(value) ? value : value.toFixed(4);
 }
 
+function columnsOf(table) {
+    return COLUMNS.filter(([tables]) => tables.includes(table.name));
+}
+
 function tableLine(cells) {
     return cells.map((c, i) => i === 0 ? c.padEnd(14) : c.padStart(9)).join("");
 }
 
 function csvOf(rows, settings) {
-    const head = [...COLUMNS.map(([, name]) => name), "turns", "threads", "kv"];
+    const head = [...COLUMNS.map(([, , name]) => name), "turns", "threads", "kv"];
     const lines = rows.map((r) => [
-        ...COLUMNS.map(([, , get]) => csvCell(get(r))),
+        ...COLUMNS.map(([, , , get]) => csvCell(get(r))),
         settings.turns, settings.threads, settings.kv
     ]);
     return [head, ...lines].map((cells) => cells.join(",") + "\n").join("");
 }
 
-/* ---- one model ---- */
+/* ---- one table ---- */
 
-async function startEngines(file, settings) {
-    const longest = Math.max(...settings.phases.map((p) => p.past + p.tokens)) + 1;
+async function startEngines(file, table, settings) {
+    const longest = Math.max(...table.phases.map((p) => p.past + p.tokens)) + 1;
     const nCtx = Math.ceil(longest / 256) * 256;
-    const args = [file, settings.threads, nCtx, settings.kv].map(String);
+    const nSeqs = Math.max(...table.phases.map((p) => p.seqs));
+    const args = [file, settings.threads, nCtx, settings.kv, nSeqs].map(String);
     const engines = [];
-    for (const name of settings.engines) {
+    for (const name of table.engines) {
         engines.push(await (name === "node"
             ? startEngine(name, process.execPath, [path.join(HERE, "node_turn.mjs"), ...args])
             : startEngine(name, path.resolve(settings.programs, `${name}_turn`), args)));
@@ -232,21 +256,52 @@ async function startEngines(file, settings) {
     return engines;
 }
 
-async function benchModel(file, settings) {
-    const engines = await startEngines(file, settings);
+async function benchModel(file, table, settings) {
+    const engines = await startEngines(file, table, settings);
     const rows = [];
     if (settings.verbose) engines.forEach((e) => console.log(`# ${e.ready}`));
-    for (const phase of settings.phases) {
+    for (const phase of table.phases) {
         const row = {model: path.basename(file, ".gguf"),
             ...await runPhase(engines, phase, settings)};
-        console.log(tableLine(COLUMNS.map(([, , get]) => cell(get(row)))));
         rows.push(row);
+        if (phase.kind === "batch") row.one = rows.find((r) => r.phase.seqs === 1);
+        console.log(tableLine(columnsOf(table).map(([, , , get]) => cell(get(row)))));
     }
     for (const engine of engines) await stopEngine(engine);
     return rows;
 }
 
+/* The rows of all models. */
+async function benchTable(table, settings) {
+    const rows = [];
+    console.log(`# ${table.title} with ${settings.threads} threads, K and V in ${settings.kv}; ` +
+        `medians of ${settings.turns} alternating turns`);
+    console.log(tableLine(columnsOf(table).map(([, heading]) => heading)));
+    for (const file of settings.files) rows.push(...await benchModel(file, table, settings));
+    return rows;
+}
+
 /* ---- options ---- */
+
+function parseList(text, parse) {
+    return text === "none" ? [] : text.split(",").map(parse);
+}
+
+/* Those that have something to measure. */
+function tablesOf(values, engines) {
+    const past = Number(values.past);
+    const phases = {
+        name: "phases", title: "tokens per second", engines,
+        phases: parseList(values.phases, (text) => parsePhase(text, values.tokens))
+    };
+    const batches = {
+        name: "batches",
+        title: `tokens per second of all sequences, each behind ${past} positions,`,
+        engines: engines.filter((name) => name !== "node"),
+        phases: parseList(values.batches, (text) => parseBatch(text, past, values.tokens))
+    };
+    return [phases, batches].filter((t) => t.phases.length > 0 && t.engines.length > 0);
+}
 
 function parseSettings() {
     const text = (value) => ({type: "string", default: value});
@@ -254,7 +309,8 @@ function parseSettings() {
         allowPositionals: true,
         options: {
             phases: text("prefill:128,prefill:512,decode:0,decode:2048"), tokens: text("16"),
-            turns: text("5"), patience: text("60"), threads: text("2"), kv: text("f16"),
+            batches: text("1,4,16,32"), past: text("64"), turns: text("5"),
+            patience: text("60"), threads: text("2"), kv: text("f16"),
             engines: text("kvc,llama"), programs: text("."), csv: {type: "string"},
             verbose: {type: "boolean"}, help: {type: "boolean"}
         }
@@ -268,22 +324,20 @@ function parseSettings() {
         if (!(Number(values[name]) >= 1)) throw new Error(`--${name}: ${values[name]}`);
         values[name] = Number(values[name]);
     }
+    if (!/^\d+$/.test(values.past)) throw new Error(`--past: ${values.past}`);
     const engines = values.engines.split(",");
     const unknown = engines.find((name) => !["kvc", "llama", "node"].includes(name));
     if (unknown !== undefined) throw new Error(`--engines: ${unknown}`);
-    return {
-        ...values, engines, files: positionals,
-        phases: values.phases.split(",").map((p) => parsePhase(p, values.tokens))
-    };
+    return {...values, files: positionals, tables: tablesOf(values, engines)};
 }
 
 async function main() {
     const settings = parseSettings();
     const rows = [];
-    console.log(`# tokens per second with ${settings.threads} threads, K and V in ` +
-        `${settings.kv}; medians of ${settings.turns} alternating turns`);
-    console.log(tableLine(COLUMNS.map(([heading]) => heading)));
-    for (const file of settings.files) rows.push(...await benchModel(file, settings));
+    for (const table of settings.tables) {
+        if (rows.length > 0) console.log();
+        rows.push(...await benchTable(table, settings));
+    }
     if (settings.csv) fs.writeFileSync(settings.csv, csvOf(rows, settings));
 }
 
