@@ -5,7 +5,7 @@
 #   make deps       what the tests need, on Debian or Ubuntu
 #   make test       all tests, closing with one line: N passed, N failed
 #   make sanitize   the same programs under AddressSanitizer and UBSan (SANITIZERS=thread)
-#   make tsan       several threads on one cache under the thread sanitizer
+#   make tsan       several threads on one cache, and cancels, under the thread sanitizer
 #   make lint       the header's own rules, and every compiler and switch without a warning
 #   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86; make clang: by
 #                   that compiler
@@ -116,9 +116,10 @@ sanitize:
 	    CFLAGS='-O1 -g1 -fsanitize=$(SANITIZERS) -fno-sanitize-recover=all -fno-omit-frame-pointer'
 
 tsan:
-	+@$(MAKE) --no-print-directory $(BUILD)/tsan/test_threads BUILD=$(BUILD)/tsan CBLAS=0 \
-	    CFLAGS='-O1 -g1 -fsanitize=thread'
+	+@$(MAKE) --no-print-directory $(BUILD)/tsan/test_threads $(BUILD)/tsan/test_slices \
+	    BUILD=$(BUILD)/tsan CBLAS=0 CFLAGS='-O1 -g1 -fsanitize=thread'
 	@$(BUILD)/tsan/test_threads
+	@$(BUILD)/tsan/test_slices
 
 aarch64: aarch64-plain aarch64-dotprod
 

@@ -115,7 +115,7 @@ list()
     if [ -d "$shared/tokenizers" ] && [ -x "$build/oracle_tokenizer" ]; then
         echo "closing oracle_tokenizer $build/oracle_tokenizer $shared/tokenizers"
     fi
-    echo "closing characters sh tests/characters.sh $build"
+    echo "closing programs sh tests/programs.sh $build"
     echo "closing redis sh tests/redis.sh $build"
     set -- $isas
     words=$(IFS=,; echo "$*")
