@@ -61,7 +61,7 @@
        >>kv  Pages, the ring, sequences
        >>forward  The transformer as a plan of operations
        >>sampler  From logits to one token
-       >>step  Walking the plan; contexts, prefill, decode
+       >>step  Contexts and their requests; walking the plan
        >>public  The API's functions
        >>kernels  What is compiled once per instruction set
 
@@ -12353,7 +12353,7 @@ static void kvc__sampler_free(kvc_sampler *s)
 }
 
 /* ------------------------------------------------------------------------------------------------
-   >>step  Walking the plan; contexts, prefill, decode
+   >>step  Contexts and their requests; walking the plan
    A context has a list of requests. Each pass over the weights takes rows of as many of them as
    there is room for; what a request needs is checked and reserved before its first row, so that it
    cannot fail half-way, and the sequence's position moves when a pass is done.
@@ -12396,6 +12396,7 @@ typedef struct kvc__work {
 } kvc__work;
 
 #define KVC__NEVER UINT64_MAX
+#define KVC__SHORT_PASS 16u         /* rows of a pass whose progress nobody would see */
 
 struct kvc_ctx {
     kvc_ctx_desc desc;          /* resolved */
@@ -12632,7 +12633,7 @@ static void kvc__walk(void *arg, uint32_t worker)
         if (kvc__atomic_add(&c->n_done, 1) + 1 == ctx->plan.ops[op].n_tiles) {
             (void)kvc__walk_ask(ctx, op, worker);
             op = kvc__plan_skip(ctx, op + 1, worker);
-            kvc__step_show(ctx, op);
+            if (ctx->plan.n_rows > KVC__SHORT_PASS) kvc__step_show(ctx, op);
             kvc__cursor_open(c, op);
             kvc__cursor_show(c, op);
         }
@@ -13970,8 +13971,9 @@ KVC_API void kvc_cancel(kvc_ctx *ctx, kvc_request *request)
 KVC_API float kvc_progress(kvc_ctx *ctx, uint32_t *us_left)
 {
     const double done = kvc__atomic_load(&ctx->progress) / 16777216.0;
-    const double used = kvc__atomic_load(&ctx->us_used), left = used / done - used;
-    if (us_left != NULL) *us_left = done > 0 && left < 4294967295.0 ? (uint32_t)left : UINT32_MAX;
+    const double used = kvc__atomic_load(&ctx->us_used);
+    const double left = done > 0 ? used / done - used : 4294967295.0;
+    if (us_left != NULL) *us_left = left < 4294967295.0 ? (uint32_t)left : UINT32_MAX;
     return (float)done;
 }
 

@@ -259,6 +259,37 @@ static void test_progress(void **state) {
     bench_close(&b);
 }
 
+/* Tokens that were there count as the time that their computing would have taken. */
+static void test_saved_time(void **state) {
+    kvc_cache_desc cache_desc = {0};
+    kvc_ctx_desc desc = {0};
+    kvc_cache_info info;
+    kvc_cache *cache;
+    kvc_seq *seq;
+    uint64_t start, took;
+    bench b;
+    (void)state;
+    bench_open(&b, &tiny, desc);
+    cache_desc.model = b.rig.model;
+    cache_desc.n_ctx = 300;
+    cache_desc.n_seqs = 2;
+    cache_desc.n_prefix = 100;
+    OK(kvc_cache_new(&cache, &cache_desc, &last));
+    OK(kvc_seq_open_shared(&seq, cache, NULL, &last));
+    start = now_ticks;
+    OK(kvc_prefill(b.ctx, seq, b.text, 300, NULL, &last));
+    took = now_ticks - start;
+    kvc_cache_query(cache, &info);
+    assert_int_equal(info.prefix_saved_us, 0);
+    OK(kvc_seq_open_shared(&seq, cache, NULL, &last));
+    OK(kvc_prefill(b.ctx, seq, b.text, 300, NULL, &last));
+    kvc_cache_query(cache, &info);
+    assert_int_equal(info.prefix_hit, 299);
+    assert_true(info.prefix_saved_us > took / 2 && info.prefix_saved_us <= took);
+    kvc_cache_free(cache);
+    bench_close(&b);
+}
+
 /* A sequence in a request is the context's, and so is the context the request's. */
 static void test_busy(void **state) {
     kvc_ctx_desc desc = {0};
@@ -669,6 +700,7 @@ int main(void) {
         cmocka_unit_test(test_no_time),
         cmocka_unit_test(test_clock_back),
         cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_saved_time),
         cmocka_unit_test(test_busy),
         cmocka_unit_test(test_lossy),
         cmocka_unit_test(test_texts),
