@@ -13116,8 +13116,8 @@ static int kvc__step_start(kvc_ctx *ctx)
     return 1;
 }
 
-/* Puts decodes into the pass, as far as it has rows, of sequences that begin as that of `q` does, so
-   that they lie side by side: see kvc__prepare_groups. */
+/* Puts decodes into the pass, as far as it has rows, of sequences that begin as that of `q` does,
+   so that they lie side by side: see kvc__prepare_groups. */
 static void kvc__pass_kin(kvc_ctx *ctx, kvc_request *q)
 {
     kvc_request *kin;

@@ -2,10 +2,10 @@
 
        gaps MODEL.gguf [THREADS [PROMPT]]
 
-   Eight sequences write, and a prompt of 2,000 tokens arrives for a ninth. For prompts that are read
-   in chunks of several sizes (n_chunk; the last: as many rows as a pass has) prints the time from
-   token to token of a text without and beside the prompt, the largest of them, and how long the
-   prompt took. */
+   Eight sequences write, and a prompt of 2,000 tokens arrives for a ninth. For prompts that are
+   read in chunks of several sizes (n_chunk; the last: as many rows as a pass has) prints the time
+   from token to token of a text without and beside the prompt, the largest of them, and how long
+   the prompt took. */
 #define _DEFAULT_SOURCE   /* clock_gettime */
 #include <math.h>
 #include <stdio.h>

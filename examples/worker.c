@@ -2,14 +2,14 @@
 
        worker [MODEL.gguf]
 
-   The pattern for programs with threads to spare: each worker is one thread with one context, all of
-   them on one model and one cache. The main thread gives a worker a request with kvc_submit, rings
-   its bell and goes on; the worker computes all that it was given in common passes. Words come back
-   through callbacks on the worker's thread, which puts them into a box with a lock; the main thread
-   looks into the box once a frame. Nobody waits for anybody but the box's lock.
-   Six characters are asked at once, by two workers, and the last one is told to be quiet again. Then
-   all are asked anew, one by one and without workers: the same words must come, else the program
-   ends with 1. */
+   The pattern for programs with threads to spare: each worker is one thread with one context, all
+   of them on one model and one cache. The main thread gives a worker a request with kvc_submit,
+   rings its bell and goes on; the worker computes all that it was given in common passes. Words
+   come back through callbacks on the worker's thread, which puts them into a box with a lock; the
+   main thread looks into the box once a frame. Nobody waits for anybody but the box's lock.
+   Six characters are asked at once, by two workers, and the last one is told to be quiet again.
+   Then all are asked anew, one by one and without workers: the same words must come, else the
+   program ends with 1. */
 #define _DEFAULT_SOURCE   /* clock_gettime, nanosleep */
 #include <pthread.h>
 #include <stdio.h>
