@@ -7,6 +7,11 @@ enum { N_VOCAB = 48, PAGE = 16, N_SEQS = 32, N_CTX = 400 };
 #define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
     .n_ctx = 4096
 
+static const model_shape plain = {TINY};
+static const model_shape windows = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
+static const model_shape heads = {.n_embd = 64, .n_heads = 6, .n_kv_heads = 2, .head_dim = 16,
+    .n_ff = 96, .n_vocab = N_VOCAB, .n_ctx = 4096, .type = GGUF_Q8_0};
+
 /* Two caches with the same sequences: one is computed in batches, the other by single calls. */
 typedef struct pair {
     rig rig;

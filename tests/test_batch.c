@@ -31,10 +31,6 @@ static void random_batches(const model_shape *shape, kvc_kv_type kv, kvc_policy 
 }
 
 static void test_random(void **state) {
-    static const model_shape plain = {TINY};
-    static const model_shape windows = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
-    static const model_shape heads = {.n_embd = 64, .n_heads = 6, .n_kv_heads = 2, .head_dim = 16,
-        .n_ff = 96, .n_vocab = N_VOCAB, .n_ctx = 4096, .type = GGUF_Q8_0};
     (void)state;
     random_batches(&plain, KVC_KV_F32, KVC_POLICY_ERROR, 0, 64, 1);
     random_batches(&plain, KVC_KV_F32, KVC_POLICY_ERROR, 0, 7, 2);
@@ -205,7 +201,7 @@ static void test_cblas(void **state) {
     kvc_request q[4];
     float logits[4 * N_VOCAB], *want;
     kvc_cache *cache;
-    kvc_ctx *ctx, *plain;
+    kvc_ctx *ctx, *builtin;
     rig r;
     int i, k;
     rig_open(&r, &shape);
@@ -214,13 +210,13 @@ static void test_cblas(void **state) {
     desc.n_batch = 32;
     desc.gemm = KVC_GEMM_CBLAS;
     OK(kvc_ctx_new(&ctx, &desc, &last));
-    plain = new_ctx(&r, 32, 1, KVC_ISA_BEST);
+    builtin = new_ctx(&r, 32, 1, KVC_ISA_BEST);
     random_tokens(text, 60, N_VOCAB, 3);
     want = cold_run(&r, text, 60, KVC_KV_F32);
     for (i = 0; i < 4; i++) {
         q[i] = ask(new_seq(cache), i % 2 ? text + 30 : text, i % 2 ? 1 : 60,
             logits + i * N_VOCAB, NULL);
-        if (i % 2) OK(kvc_prefill(plain, q[i].seq, text, 30, NULL, &last));
+        if (i % 2) OK(kvc_prefill(builtin, q[i].seq, text, 30, NULL, &last));
     }
     OK(kvc_batch(ctx, q, 4, &last));
     for (i = 0; i < 4; i++) {
@@ -231,7 +227,7 @@ static void test_cblas(void **state) {
             assert_true(fabsf(q[i].logits[k] - row[k]) < 1e-4f);
     }
     free(want);
-    kvc_ctx_free(plain);
+    kvc_ctx_free(builtin);
     kvc_ctx_free(ctx);
     kvc_cache_free(cache);
     rig_close(&r);

@@ -123,10 +123,6 @@ static void random_slices(const model_shape *shape, kvc_kv_type kv, kvc_policy p
 }
 
 static void test_random(void **state) {
-    static const model_shape plain = {TINY};
-    static const model_shape windows = {TINY, .window = 20, .pattern = 2, .n_layers = 3};
-    static const model_shape heads = {.n_embd = 64, .n_heads = 6, .n_kv_heads = 2, .head_dim = 16,
-        .n_ff = 96, .n_vocab = N_VOCAB, .n_ctx = 4096, .type = GGUF_Q8_0};
     (void)state;
     random_slices(&plain, KVC_KV_F32, KVC_POLICY_ERROR, 0, 64, 1, OWN_THREADS);
     random_slices(&heads, KVC_KV_F32, KVC_POLICY_ERROR, 0, 7, 2, HOST_IN_TURN);
@@ -141,8 +137,6 @@ static void test_random(void **state) {
 }
 
 /* ---- one step ---- */
-
-static const model_shape tiny = {TINY};
 
 /* A model, a cache and a context whose clock is counted. */
 typedef struct bench {
@@ -202,7 +196,7 @@ static void test_no_time(void **state) {
     bench b;
     (void)state;
     desc.n_batch = 64;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     before = b.rig.mem.n_allocs;
     bench_submit(&b, 0, new_seq(b.cache), 300);
     bench_submit(&b, 1, new_seq(b.cache), 1);
@@ -226,7 +220,7 @@ static void test_clock_back(void **state) {
     unsigned n = 0;
     bench b;
     (void)state;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     now_ticks = 1000000;
     bench_submit(&b, 0, new_seq(b.cache), 300);
     for (; kvc_run(b.ctx, 3); n++)
@@ -243,7 +237,7 @@ static void test_progress(void **state) {
     bench b;
     (void)state;
     desc.n_batch = 32;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     assert_true(kvc_progress(b.ctx, NULL) == 1);
     bench_submit(&b, 0, new_seq(b.cache), 300);
     assert_true(kvc_run(b.ctx, 1));
@@ -269,7 +263,7 @@ static void test_saved_time(void **state) {
     uint64_t start, took;
     bench b;
     (void)state;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     cache_desc.model = b.rig.model;
     cache_desc.n_ctx = 300;
     cache_desc.n_seqs = 2;
@@ -302,7 +296,7 @@ static void test_busy(void **state) {
     size_t n;
     bench b;
     (void)state;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     seq = new_seq(b.cache);
     bench_submit(&b, 0, seq, 300);
     assert_true(kvc_run(b.ctx, 20));
@@ -418,13 +412,13 @@ static kvc_sampler *new_sampler(const rig *r, uint64_t seed) {
 static void test_texts(void **state) {
     kvc_ctx_desc desc = {0};
     writer writers[8];
-    kvc_ctx *plain;
+    kvc_ctx *alone;
     bench b;
     int i, k;
     (void)state;
     desc.n_batch = 5;
     desc.n_chunk = 2;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     memset(writers, 0, sizeof writers);
     for (i = 0; i < 8; i++) {
         bench_submit(&b, i, new_seq(b.cache), (size_t)(3 + 5 * i));
@@ -437,7 +431,7 @@ static void test_texts(void **state) {
         for (k = 0; k < 3; k++) kvc_run(b.ctx, 7);
     }
     while (kvc_run(b.ctx, 50)) continue;
-    plain = new_ctx(&b.rig, 64, 1, KVC_ISA_BEST);
+    alone = new_ctx(&b.rig, 64, 1, KVC_ISA_BEST);
     for (i = 0; i < 8; i++) {
         kvc_sampler *sampler = new_sampler(&b.rig, (uint64_t)i);
         kvc_seq *seq = b.q[i].seq;
@@ -447,13 +441,13 @@ static void test_texts(void **state) {
         uint32_t n;
         OK(b.q[i].result);
         OK(kvc_seq_rollback(seq, 0));
-        OK(kvc_prefill(plain, seq, b.text, b.q[i].n_tokens, &logits, &last));
+        OK(kvc_prefill(alone, seq, b.text, b.q[i].n_tokens, &logits, &last));
         for (n = 1;; n++) {
             OK(kvc_sampler_sample(sampler, logits, &token, &last));
             assert_int_equal(token, writers[i].tokens[n - 1]);
             if (kvc_token_is_end(b.rig.model, token) || n == b.q[i].limit ||
                 n == writers[i].stop_at) break;
-            OK(kvc_decode(plain, seq, token, &logits, &last));
+            OK(kvc_decode(alone, seq, token, &logits, &last));
         }
         assert_int_equal(writers[i].n, n);
         assert_int_equal(b.q[i].n_generated, n);
@@ -462,7 +456,7 @@ static void test_texts(void **state) {
         kvc_sampler_free(sampler);
         kvc_sampler_free(b.q[i].sampler);
     }
-    kvc_ctx_free(plain);
+    kvc_ctx_free(alone);
     bench_close(&b);
 }
 
@@ -473,7 +467,7 @@ static void test_text_ends(void **state) {
     writer w = {{0}, 0, 0};
     bench b;
     (void)state;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     small = new_cache(&b.rig, 32, 1, PAGE, KVC_KV_F32);
     bench_submit(&b, 0, new_seq(small), 30);
     b.q[0].sampler = new_sampler(&b.rig, 2);
@@ -521,7 +515,7 @@ static void test_order(void **state) {
     int i;
     (void)state;
     desc.n_batch = 16;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     n_told = 0;
     for (i = 0; i < 3; i++) {
         bench_submit(&b, i, new_seq(b.cache), 100);
@@ -566,7 +560,7 @@ static void test_whose_threads(void **state) {
     desc.n_threads = 4;
     desc.jobs.parallel_for = one_after_the_other;
     desc.jobs.user = &n_calls;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     bench_submit(&b, 0, new_seq(b.cache), 300);
     while (kvc_run(b.ctx, 5)) assert_int_equal(n_threads_now(), before);
     bench_check(&b, 0);
@@ -582,7 +576,7 @@ static void test_whose_threads(void **state) {
     bench_close(&b);
 
     desc.jobs.parallel_for = NULL;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     if (before) assert_int_equal(n_threads_now(), before + 3);
     bench_submit(&b, 0, new_seq(b.cache), 300);
     assert_true(kvc_run(b.ctx, 20));
@@ -621,7 +615,7 @@ static void test_on_thread(void **state) {
     desc.n_threads = 4;
     desc.jobs.on_thread = place;
     desc.jobs.user = &p;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     bench_submit(&b, 0, new_seq(b.cache), 300);
     kvc_run(b.ctx, KVC_NO_LIMIT);
     bench_check(&b, 0);
@@ -662,7 +656,7 @@ static void test_from_another_thread(void **state) {
     (void)state;
     desc.n_threads = 2;
     desc.n_batch = 32;
-    bench_open(&b, &tiny, desc);
+    bench_open(&b, &plain, desc);
     seq = new_seq(b.cache);
     c.ctx = b.ctx;
     pthread_create(&thread, NULL, cancel_now_and_then, &c);
