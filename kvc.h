@@ -2333,15 +2333,15 @@ static size_t kvc__lanes_stride(uint32_t k)
 }
 
 /* Rows of activations in 8 bits, for products with quantized weights. Rows lie in groups of
-   `height`: KVC__Q8_ROWS of them, or 1 if a step has fewer rows. For each 32 elements a group holds
-   32 bytes of each row, then a float scale of each, then the int32 sum of its bytes: so a register
-   tile of rows reads one place. Places of rows that do not exist may hold anything. */
-#define KVC__Q8_ROWS 6u             /* a multiple of the register tiles' rows */
+   `height`: KVC__Q8_ROWS of them, or 1 if a step has a single row. For each 32 elements a group
+   holds 32 bytes of each row, then a float scale of each, then the int32 sum of its bytes: so a
+   register tile of rows reads one place. Places of rows that do not exist may hold anything. */
+#define KVC__Q8_ROWS 6u             /* a multiple of the highest register tiles' rows */
 #define KVC__Q8_BYTES 40u           /* of 32 elements of one row */
 
 static uint32_t kvc__q8_height(uint32_t n_rows)
 {
-    return n_rows >= KVC__Q8_ROWS ? KVC__Q8_ROWS : 1;
+    return n_rows > 1 ? KVC__Q8_ROWS : 1;
 }
 
 /* The group of a row of `width` elements, from element `from` on; the row is number row % height
@@ -2359,8 +2359,7 @@ typedef struct kvc__mm {
     size_t x_stride;            /* elements from row to row */
     const unsigned char *x8;    /* quantized types: the same rows in 8 bits, from a group on */
     uint32_t x8_height;
-    float *y;                   /* [n_rows, y_stride]; what lies past n_out is overwritten, and, for
-                                   groups of rows, past n_rows up to a multiple of KVC__Q8_ROWS */
+    float *y;                   /* [n_rows, y_stride]; what lies past n_out is overwritten */
     size_t y_stride;            /* at least n_out rounded up to 16 */
     float *sums;                /* [KVC__SUM_FLOATS] scratch of packed float types */
     const unsigned char *next;  /* the groups to be read after these, asked for ahead; may lie past
@@ -11096,7 +11095,7 @@ typedef struct kvc__group {
 } kvc__group;
 
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
-#define KVC__LONG_OUTS 256u         /* most outputs in a block of fewer rows */
+#define KVC__LONG_OUTS 256u         /* most outputs in a block of any rows */
 #define KVC__ASK_FIRST 1024u        /* of each stream, asked for when an operation is done, */
 #define KVC__ASK_STEP 256u          /* at each look while waiting for the others, */
 #define KVC__ASK_MOST 16384u        /* and in all: four streams fit any second-level cache */
@@ -11263,18 +11262,31 @@ static void kvc__plan_build(kvc__plan *p)
 
 /* ---- cutting into tiles ---- */
 
-/* Outputs in a block, in multiples of 32 where blocks of 32 are quantized. Few rows: long blocks,
-   since each begins with a wait for memory, but two for each thread, so that one that is held up
-   can be helped. */
+/* The most outputs in a block, from so many rows on that their results are what limits it. Weights
+   that are packed for a while, and floats, which are summed apart, have scratch memory for
+   KVC__BLOCK_OUTS. */
+static uint32_t kvc__most_outs(const kvc__op *op)
+{
+    const uint32_t rows = kvc__div_up(op->block_rows, KVC__LANE_ROWS) * KVC__LANE_ROWS;
+    uint32_t i, most = KVC__BLOCK_FLOATS / rows / 64 * 64;
+    for (i = 0; op->n_rows >= KVC__PACK_ROWS && i < op->n_mats; i++)
+        if (op->mats[i]->packed == NULL || !kvc__is_quantized(op->mats[i])) return KVC__BLOCK_OUTS;
+    return most < KVC__LONG_OUTS ? most : KVC__LONG_OUTS;
+}
+
+/* Outputs in a block, in multiples of 32 where blocks of 32 are quantized or a register tile of
+   several rows takes as many. Long blocks, since each begins with a wait for memory, but two for
+   each thread, so that one that is held up can be helped. */
 static uint32_t kvc__prepare_outs(const kvc__plan *p, const kvc__op *op)
 {
+    const uint32_t most = kvc__most_outs(op);
     uint64_t all = 0, outs;
-    uint32_t i, least = op->gated ? 32 : 16;
-    if (op->n_rows >= KVC__PACK_ROWS) return KVC__BLOCK_OUTS;
+    uint32_t i, least = op->gated || op->n_rows > 1 ? 32 : 16;
+    if (op->n_rows >= KVC__PACK_ROWS) least = KVC__BLOCK_OUTS;
     for (i = 0; i < op->n_mats; i++) all += op->mats[i]->n_out;
     outs = all / (2u * p->n_threads) / least * least;
     if (outs >= 64) outs = outs / 64 * 64;      /* four streams of whole groups */
-    return outs < least ? least : outs > KVC__LONG_OUTS ? KVC__LONG_OUTS : (uint32_t)outs;
+    return outs < least ? least : outs > most ? most : (uint32_t)outs;
 }
 
 /* Rows in a block: an even share, in whole groups. */
@@ -15700,44 +15712,65 @@ KVC__FORCE KVC__(codes) KVC__(codes_at)(const unsigned char *p, uint32_t step, c
     return step < 4 ? KVC__(codes_low)(p + 64 * step) : KVC__(codes_high)(p + 64 * (step - 4));
 }
 
-/* -zero times a sum. Places without a row hold anything, so the product may not fit. */
+/* -zero times a sum, which is read without its sign. */
 KVC__FORCE int32_t KVC__(less_zero)(uint32_t sum, uint32_t zero)
 {
     return (int32_t)(0u - zero * sum);
 }
 
-/* n_p pieces of outputs, `apart` outputs from each other, by n_r rows of one group of `height`
-   rows; n_p and n_r are constants. */
+#define KVC__STRETCH 8u     /* most blocks; of two groups they take a part of the nearest cache */
+
+/* Blocks [from, from + n) of a row, and what a tile of them asks the memory for: of each of its
+   streams `step` bytes for each block, from `ahead` bytes behind it on. */
+typedef struct KVC__(stretch) {
+    uint32_t from, n;
+    size_t ahead, step;
+} KVC__(stretch);
+
+/* n_p pieces of outputs, `apart` outputs from each other, by n_r rows of one group over a stretch,
+   added to y if it is not the first; n_p and n_r are constants. */
 KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out, uint32_t apart,
-    const int type, const uint32_t n_p, const uint32_t n_r, const uint32_t height)
+    const KVC__(stretch) *t, const int type, const uint32_t n_p, const uint32_t n_r)
 {
     const size_t block_size = 16 * (type == KVC__Q8_0 ? 34 : 18);
+    const size_t x_step = a->x8_height * (size_t)KVC__Q8_BYTES;
     const int nibbles = type == KVC__Q4_0;
     const uint32_t zero = nibbles ? KVC__ZERO_NIBBLES : KVC__ZERO_BYTES;
-    const uint32_t n_blocks = a->k / 32;
     const int ask = n_r == 1 && nibbles;    /* bytes leave the processor time to look ahead */
-    const unsigned char *w[KVC__MOST_PIECES], *x, *d;
+    const unsigned char *w[KVC__MOST_PIECES], *x, *d, *sum;
     KVC__(native) acc[KVC__MOST_PIECES][KVC__BLOCK_ROW_TILE];
+    float *y = a->y + row * a->y_stride + out;
+    size_t ahead = t->ahead, i;
     uint32_t b, p, r, j, slot;
-    x = KVC__(row_q8)(a, row, &slot);
-    d = x + 32 * height + 4 * slot;
+    x = KVC__(row_q8)(a, row, &slot) + t->from * x_step;
+    d = x + 32 * a->x8_height + 4 * slot;
+    sum = d + 4 * a->x8_height;
     x += 32 * slot;
     for (p = 0; p < n_p; p++)
-        w[p] = a->w + (size_t)((out + p * apart) / 16) * a->w_stride;
+        w[p] = a->w + (size_t)((out + p * apart) / 16) * a->w_stride + t->from * block_size;
     KVC__FLAT
     for (p = 0; p < n_p; p++) {
         KVC__FLAT
-        for (r = 0; r < n_r; r++) acc[p][r] = KVC__(native_set1)(0.0f);
+        for (r = 0; r < n_r; r++)
+            acc[p][r] = t->from == 0 ? KVC__(native_set1)(0.0f)
+                : KVC__(native_load)(y + r * a->y_stride + p * apart);
     }
-    for (b = 0; b < n_blocks; b++) {
+    for (b = 0; b < t->n; b++) {
         KVC__(dots) s[KVC__MOST_PIECES][KVC__BLOCK_ROW_TILE];
         KVC__(native) wd[KVC__MOST_PIECES];
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
-            int32_t start = KVC__(less_zero)(kvc__rd32(d + 4 * (height + r)), zero);
+            int32_t start = KVC__(less_zero)(kvc__rd32(sum + 4 * r), zero);
             KVC__FLAT
             for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_init)(start, nibbles);
         }
+        for (i = 0; i < t->step; i += 64) {
+            KVC__FLAT
+            for (p = 0; p < n_p; p++)
+                if (p * KVC__NATIVE % 16 == 0)
+                    kvc__prefetch((const void *)((uintptr_t)w[p] + ahead + i));
+        }
+        ahead -= block_size - t->step;
         KVC__FLAT
         for (j = 0; j < 8; j++) {
             KVC__(codes) c[KVC__MOST_PIECES];
@@ -15761,46 +15794,91 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
         }
         KVC__FLAT
         for (r = 0; r < n_r; r++) {
-            int32_t start = KVC__(less_zero)(kvc__rd32(d + 4 * (height + r)), zero);
+            int32_t start = KVC__(less_zero)(kvc__rd32(sum + 4 * r), zero);
             KVC__(native) xd = KVC__(native_set1)(kvc__rdf32(d + 4 * r));
             KVC__FLAT
             for (p = 0; p < n_p; p++)
                 acc[p][r] = KVC__(native_fma)(KVC__(dots_end)(s[p][r], start, nibbles),
                     KVC__(native_mul)(wd[p], xd), acc[p][r]);
         }
-        x += height * KVC__Q8_BYTES;
-        d += height * KVC__Q8_BYTES;
+        x += x_step;
+        d += x_step;
+        sum += x_step;
     }
     KVC__FLAT
     for (r = 0; r < n_r; r++) {
         KVC__FLAT
         for (p = 0; p < n_p; p++)
-            KVC__(native_store)(a->y + (row + r) * a->y_stride + out + p * apart, acc[p][r]);
+            KVC__(native_store)(y + r * a->y_stride + p * apart, acc[p][r]);
     }
 }
 
-/* Groups of rows in register tiles, places without a row too; the last outputs overlap their
-   neighbours. Single rows in four streams where whole groups of outputs fill a register, else by
-   16 outputs, which then stay in the cache for the next row. */
+/* The rows of the next tile if n of a group are left: those that rows_packed has a copy for. */
+KVC__FORCE uint32_t KVC__(packed_height)(uint32_t n)
+{
+    return n >= KVC__BLOCK_ROW_TILE ? KVC__BLOCK_ROW_TILE : n >= 4 ? 4 : n >= 2 ? 2 : 1;
+}
+
+/* A tile of n rows. */
+KVC__FORCE void KVC__(rows_packed)(const kvc__mm *a, uint32_t row, uint32_t n, uint32_t out,
+    uint32_t apart, const KVC__(stretch) *t, const int type)
+{
+    const uint32_t n_p = KVC__OUT_PIECES, most = KVC__BLOCK_ROW_TILE;
+    if (n == most) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, most);
+    else if (most > 4 && n == 4) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 4);
+    else if (most > 2 && n == 2) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 2);
+    else KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 1);
+}
+
+/* Outputs of a tile by all rows, a stretch of blocks at a time: so the weights of a stretch stay in
+   the nearest cache, and each tile asks for its share of those of the next one, which come while
+   the processor computes. A tile that takes all rows reads its streams to their ends. */
+KVC__FORCE void KVC__(outs_packed)(const kvc__mm *a, uint32_t out, uint32_t apart, const int type)
+{
+    const size_t block_size = 16 * (type == KVC__Q8_0 ? 34 : 18);
+    const uint32_t n_blocks = a->k / 32, n_stretches = kvc__div_up(n_blocks, KVC__STRETCH);
+    const int lone = KVC__(packed_height)(a->n_rows) == a->n_rows;
+    const uint32_t share = lone ? n_blocks : kvc__div_up(n_blocks, n_stretches);
+    KVC__(stretch) t;
+    uint32_t row, n;
+    for (t.from = 0; t.from < n_blocks; t.from += t.n) {
+        t.n = n_blocks - t.from < share ? n_blocks - t.from : share;
+        for (row = 0; row < a->n_rows; row += n) {
+            n = KVC__Q8_ROWS - row % KVC__Q8_ROWS;
+            n = KVC__(packed_height)(n < a->n_rows - row ? n : a->n_rows - row);
+            t.ahead = lone ? KVC__STREAM_AHEAD : (row + a->n_rows) * t.n * block_size / a->n_rows;
+            t.step = n * block_size / a->n_rows;
+            if (lone && type == KVC__Q8_0) t.step = 0;
+            KVC__(rows_packed)(a, row, n, out, apart, &t, type);
+        }
+    }
+}
+
+/* Groups of rows in register tiles: where a tile takes two groups of outputs they are half of the
+   block apart, two streams; of an odd number of them the last two are a tile of their own. Single
+   rows in four streams where whole groups of outputs fill a register, else by 16 outputs, which
+   then stay in the cache for the next row. */
 KVC__FORCE void KVC__(mm_packed)(const kvc__mm *a, const int type)
 {
     const uint32_t outs = KVC__OUT_PIECES * KVC__NATIVE, all = (a->n_out + 15u) & ~15u;
+    const uint32_t half = outs == 32 ? all / 32 * 16 : all;
+    KVC__(stretch) t;
     uint32_t row, out;
+    t.from = 0;
+    t.n = a->k / 32;
+    t.ahead = t.step = 0;
     if (KVC__BLOCK_ROW_TILE > 1 && a->x8_height == KVC__Q8_ROWS && all >= outs) {
-        for (row = 0; row < a->n_rows; row += KVC__BLOCK_ROW_TILE) {
-            for (out = 0; out < all; out += outs)
-                KVC__(tile_packed)(a, row, out < all - outs ? out : all - outs, KVC__NATIVE, type,
-                    KVC__OUT_PIECES, KVC__BLOCK_ROW_TILE, KVC__Q8_ROWS);
-        }
+        for (out = 0; out < half; out += 16)
+            KVC__(outs_packed)(a, out, outs == 32 ? half : KVC__NATIVE, type);
+        if (outs == 32 && all % 32 != 0) KVC__(outs_packed)(a, all - 32, 16, type);
     } else if (KVC__NATIVE == 16 && KVC__MOST_PIECES == 4 && all % 64 == 0) {
         for (out = 0; out < all / 4; out += 16)
             for (row = 0; row < a->n_rows; row++)
-                KVC__(tile_packed)(a, row, out, all / 4, type, KVC__MOST_PIECES, 1, a->x8_height);
+                KVC__(tile_packed)(a, row, out, all / 4, &t, type, KVC__MOST_PIECES, 1);
     } else {
         for (out = 0; out < all; out += 16)
             for (row = 0; row < a->n_rows; row++)
-                KVC__(tile_packed)(a, row, out, KVC__NATIVE, type, 16 / KVC__NATIVE, 1,
-                    a->x8_height);
+                KVC__(tile_packed)(a, row, out, KVC__NATIVE, &t, type, 16 / KVC__NATIVE, 1);
     }
 }
 
@@ -16467,6 +16545,7 @@ KVC__TABLE const kvc__kernels KVC__(table) = {
 #undef KVC__NATIVE
 #undef KVC__ZERO_NIBBLES
 #undef KVC__ZERO_BYTES
+#undef KVC__STRETCH
 #undef KVC__FORCE
 #undef KVC__FLAT
 #undef KVC__

@@ -77,7 +77,7 @@ static void product_open(product *p, uint32_t type, uint32_t n_out, uint32_t n_r
     p->w = (unsigned char *)gguf_must(malloc(n_out * row_size));
     p->x = new_floats((size_t)n_rows * k);
     p->mm.y_stride = (n_out + 15) / 16 * 16;
-    p->y = new_floats((n_rows + 5) / 6 * 6 * p->mm.y_stride);
+    p->y = new_floats(n_rows * p->mm.y_stride);
     p->sums = new_floats(KVC__SUM_FLOATS);
     fill(p->x, (size_t)n_rows * k, 2.0f, state);
     for (r = 0; r < n_out; r++) {
@@ -240,6 +240,24 @@ static void test_large_products(void **state) {
     }
     check_shape(0, 5, 50, 1024 + 1024 + 7, &random);
     check_shape(1, 64, 53, 1024 + 512 + 15, &random);
+}
+
+/* A few rows, as a step of several sequences has them: every number of rows by blocks of outputs
+   that fill the tiles and that do not, k in one stretch and in several. */
+static void test_few_rows(void **state) {
+    static const uint32_t outs[] = {16, 32, 48, 64, 80, 96}, k_in[] = {32, 256, 288, 576, 1056};
+    size_t t, k = 0;
+    uint32_t rows, o;
+    uint64_t random = 11;
+    (void)state;
+    for (t = 0; t < COUNT(types); t++) {
+        if (!kvc__type(types[t].type)->quantized) continue;
+        for (rows = 1; rows <= 48; rows++) {
+            for (o = 0; o < 3; o++, k++)
+                check_shape(t, outs[(k + rows) % COUNT(outs)], rows, k_in[k % COUNT(k_in)],
+                    &random);
+        }
+    }
 }
 
 /* Rows in their lanes, whole and in two parts: each element where the packed weights have theirs,
@@ -1051,6 +1069,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products),
         cmocka_unit_test(test_large_products),
+        cmocka_unit_test(test_few_rows),
         cmocka_unit_test(test_to_lanes),
         cmocka_unit_test(test_to_f16),
         cmocka_unit_test(test_to_blocks),
