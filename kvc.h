@@ -13337,12 +13337,12 @@ static void kvc__batch_run(kvc_ctx *ctx, kvc_request *q, size_t n)
     for (i = 0; i < n; i++) kvc__request_number(ctx, &q[i]);
     kvc__lock_leave(&ctx->lock);
     ctx->is_alone = 1;
-    for (i = 0; i < n; i++) {
+    for (i = 0; i < n; i++)
         if (q[i].result == KVC_OK) kvc__request_queue(ctx, &q[i]);
-        else kvc__request_tell(&q[i], q[i].result);
-    }
     kvc__step_run(ctx, KVC__NEVER);
     ctx->is_alone = 0;
+    for (i = 0; i < n; i++)
+        if (!q[i].is_done) kvc__request_tell(&q[i], q[i].result);
 }
 
 /* Requests of a batch: none for a sequence that is in it already. */
