@@ -13342,7 +13342,7 @@ static void kvc__batch_run(kvc_ctx *ctx, kvc_request *q, size_t n)
     kvc__step_run(ctx, KVC__NEVER);
     ctx->is_alone = 0;
     for (i = 0; i < n; i++)
-        if (!q[i].is_done) kvc__request_tell(&q[i], q[i].result);
+        if (q[i].result != KVC_OK && !q[i].is_done) kvc__request_tell(&q[i], q[i].result);
 }
 
 /* Requests of a batch: none for a sequence that is in it already. */
