@@ -14082,6 +14082,7 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed)
 typedef struct KVC__(vec) { __m512 v; } KVC__(vec);
 #define KVC__ROW_TILE 12        /* rows of a register tile, packed floats */
 #define KVC__BLOCK_ROW_TILE 6   /* rows of a register tile, packed blocks */
+#define KVC__STRETCH 8u         /* most blocks that these go through at a time */
 #define KVC__OUT_PIECES 2       /* pieces of outputs of these tiles */
 #define KVC__MOST_PIECES 4      /* of any tile */
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
@@ -14176,6 +14177,7 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 typedef struct KVC__(vec) { __m256 a, b; } KVC__(vec);
 #define KVC__ROW_TILE 6
 #define KVC__BLOCK_ROW_TILE 2
+#define KVC__STRETCH 32u
 #define KVC__OUT_PIECES 2
 #define KVC__MOST_PIECES 8
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
@@ -14290,6 +14292,7 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) x)
 typedef struct KVC__(vec) { float32x4_t a, b, c, d; } KVC__(vec);
 #define KVC__ROW_TILE 6
 #define KVC__BLOCK_ROW_TILE 3
+#define KVC__STRETCH 32u
 #define KVC__OUT_PIECES 4
 #define KVC__MOST_PIECES 16
 KVC__FORCE KVC__(vec) KVC__(set1)(float x)
@@ -14431,6 +14434,7 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) x)
 typedef struct KVC__(vec) { float v[16]; } KVC__(vec);
 #define KVC__ROW_TILE 1
 #define KVC__BLOCK_ROW_TILE 1
+#define KVC__STRETCH 32u
 #define KVC__OUT_PIECES 1
 #define KVC__MOST_PIECES 4
 #define KVC__EACH(expr) \
@@ -15718,8 +15722,6 @@ KVC__FORCE int32_t KVC__(less_zero)(uint32_t sum, uint32_t zero)
     return (int32_t)(0u - zero * sum);
 }
 
-#define KVC__STRETCH 8u     /* most blocks; of two groups they take a part of the nearest cache */
-
 /* Blocks [from, from + n) of a row, and what a tile of them asks the memory for: of each of its
    streams `step` bytes for each block, from `ahead` bytes behind it on. */
 typedef struct KVC__(stretch) {
@@ -15764,7 +15766,7 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
             KVC__FLAT
             for (p = 0; p < n_p; p++) s[p][r] = KVC__(dots_init)(start, nibbles);
         }
-        for (i = 0; i < t->step; i += 64) {
+        for (i = 0; !ask && i < t->step; i += 64) {
             KVC__FLAT
             for (p = 0; p < n_p; p++)
                 if (p * KVC__NATIVE % 16 == 0)
@@ -15854,23 +15856,33 @@ KVC__FORCE void KVC__(outs_packed)(const kvc__mm *a, uint32_t out, uint32_t apar
     }
 }
 
-/* Groups of rows in register tiles: where a tile takes two groups of outputs they are half of the
-   block apart, two streams; of an odd number of them the last two are a tile of their own. Single
-   rows in four streams where whole groups of outputs fill a register, else by 16 outputs, which
-   then stay in the cache for the next row. */
+/* Groups of rows in register tiles. Tiles of two groups of outputs take them half of the block
+   apart, two streams; of an odd number of groups the last two are a tile of their own. */
+KVC__FORCE void KVC__(all_packed)(const kvc__mm *a, const int type)
+{
+    const int two = KVC__OUT_PIECES * KVC__NATIVE == 32;
+    const uint32_t groups = (a->n_out + 15) / 16, half = groups / 2;
+    uint32_t i;
+    for (i = 0; i < (two ? groups - half : groups); i++) {
+        const int odd = two && i == half;
+        KVC__(outs_packed)(a, 16 * (odd ? groups - 2 : i), two && !odd ? 16 * half : KVC__NATIVE,
+            type);
+    }
+}
+
+/* Single rows in four streams where whole groups of outputs fill a register, else by 16 outputs,
+   which then stay in the cache for the next row. */
 KVC__FORCE void KVC__(mm_packed)(const kvc__mm *a, const int type)
 {
-    const uint32_t outs = KVC__OUT_PIECES * KVC__NATIVE, all = (a->n_out + 15u) & ~15u;
-    const uint32_t half = outs == 32 ? all / 32 * 16 : all;
+    const uint32_t all = (a->n_out + 15u) & ~15u;
     KVC__(stretch) t;
     uint32_t row, out;
     t.from = 0;
     t.n = a->k / 32;
     t.ahead = t.step = 0;
-    if (KVC__BLOCK_ROW_TILE > 1 && a->x8_height == KVC__Q8_ROWS && all >= outs) {
-        for (out = 0; out < half; out += 16)
-            KVC__(outs_packed)(a, out, outs == 32 ? half : KVC__NATIVE, type);
-        if (outs == 32 && all % 32 != 0) KVC__(outs_packed)(a, all - 32, 16, type);
+    if (KVC__BLOCK_ROW_TILE > 1 && a->x8_height == KVC__Q8_ROWS &&
+        all >= KVC__OUT_PIECES * KVC__NATIVE) {
+        KVC__(all_packed)(a, type);
     } else if (KVC__NATIVE == 16 && KVC__MOST_PIECES == 4 && all % 64 == 0) {
         for (out = 0; out < all / 4; out += 16)
             for (row = 0; row < a->n_rows; row++)
@@ -16540,12 +16552,12 @@ KVC__TABLE const kvc__kernels KVC__(table) = {
 #undef KVC__WIDE
 #undef KVC__KEY_PIECES
 #undef KVC__BLOCK_ROW_TILE
+#undef KVC__STRETCH
 #undef KVC__OUT_PIECES
 #undef KVC__MOST_PIECES
 #undef KVC__NATIVE
 #undef KVC__ZERO_NIBBLES
 #undef KVC__ZERO_BYTES
-#undef KVC__STRETCH
 #undef KVC__FORCE
 #undef KVC__FLAT
 #undef KVC__
