@@ -15815,20 +15815,16 @@ KVC__FORCE void KVC__(tile_packed)(const kvc__mm *a, uint32_t row, uint32_t out,
     }
 }
 
-/* The rows of the next tile if n of a group are left: those that rows_packed has a copy for. */
-KVC__FORCE uint32_t KVC__(packed_height)(uint32_t n)
-{
-    return n >= KVC__BLOCK_ROW_TILE ? KVC__BLOCK_ROW_TILE : n >= 4 ? 4 : n >= 2 ? 2 : 1;
-}
-
-/* A tile of n rows. */
+/* A tile of n <= KVC__BLOCK_ROW_TILE rows. */
 KVC__FORCE void KVC__(rows_packed)(const kvc__mm *a, uint32_t row, uint32_t n, uint32_t out,
     uint32_t apart, const KVC__(stretch) *t, const int type)
 {
     const uint32_t n_p = KVC__OUT_PIECES, most = KVC__BLOCK_ROW_TILE;
-    if (n == most) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, most);
-    else if (most > 4 && n == 4) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 4);
-    else if (most > 2 && n == 2) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 2);
+    if (most >= 6 && n == 6) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 6);
+    else if (most >= 5 && n == 5) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 5);
+    else if (most >= 4 && n == 4) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 4);
+    else if (most >= 3 && n == 3) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 3);
+    else if (most >= 2 && n == 2) KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 2);
     else KVC__(tile_packed)(a, row, out, apart, t, type, n_p, 1);
 }
 
@@ -15839,15 +15835,14 @@ KVC__FORCE void KVC__(outs_packed)(const kvc__mm *a, uint32_t out, uint32_t apar
 {
     const size_t block_size = 16 * (type == KVC__Q8_0 ? 34 : 18);
     const uint32_t n_blocks = a->k / 32, n_stretches = kvc__div_up(n_blocks, KVC__STRETCH);
-    const int lone = KVC__(packed_height)(a->n_rows) == a->n_rows;
+    const int lone = a->n_rows <= KVC__BLOCK_ROW_TILE;
     const uint32_t share = lone ? n_blocks : kvc__div_up(n_blocks, n_stretches);
     KVC__(stretch) t;
     uint32_t row, n;
     for (t.from = 0; t.from < n_blocks; t.from += t.n) {
         t.n = n_blocks - t.from < share ? n_blocks - t.from : share;
         for (row = 0; row < a->n_rows; row += n) {
-            n = KVC__Q8_ROWS - row % KVC__Q8_ROWS;
-            n = KVC__(packed_height)(n < a->n_rows - row ? n : a->n_rows - row);
+            n = a->n_rows - row < KVC__BLOCK_ROW_TILE ? a->n_rows - row : KVC__BLOCK_ROW_TILE;
             t.ahead = lone ? KVC__STREAM_AHEAD : (row + a->n_rows) * t.n * block_size / a->n_rows;
             t.step = n * block_size / a->n_rows;
             if (lone && type == KVC__Q8_0) t.step = 0;
