@@ -43,7 +43,11 @@ endif
 TESTS    := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/test_*.c))
 ORACLES  := $(patsubst tests/%.c,$(BUILD)/%,$(wildcard tests/oracle*.c))
 EXAMPLES := $(patsubst examples/%.c,$(BUILD)/%,$(wildcard examples/*.c))
-# One of them needs a library.
+# Two of them need libraries.
+SDL      := $(shell pkg-config --libs sdl2 SDL2_ttf 2>/dev/null)
+ifeq ($(SDL),)
+EXAMPLES := $(filter-out $(BUILD)/npc_sdl,$(EXAMPLES))
+endif
 HIREDIS  := $(shell pkg-config --libs hiredis 2>/dev/null)
 ifeq ($(HIREDIS),)
 EXAMPLES := $(filter-out $(BUILD)/prefix_redis,$(EXAMPLES))
@@ -76,6 +80,9 @@ $(TESTS) $(ORACLES) $(BUILD)/bits: $(BUILD)/%: tests/%.c
 $(TESTS) $(BUILD)/bits: EXTRA = $(TEST_LIBS)
 $(ORACLES): EXTRA = $(JSON_LIBS)
 $(TESTS) $(ORACLES): POSIX = -D_DEFAULT_SOURCE
+$(BUILD)/npc_sdl: examples/npc_sdl/picture.h
+$(BUILD)/npc_sdl: EXTRA = $(SDL)
+$(BUILD)/npc_sdl: POSIX = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags sdl2 SDL2_ttf))
 $(BUILD)/prefix_redis: EXTRA = $(HIREDIS)
 $(BUILD)/prefix_redis: POSIX = $(patsubst -I%,-isystem %,$(shell pkg-config --cflags hiredis))
 $(PROGRAMS) $(BUILD)/bench $(BUILD)/mkmodel $(KV_BENCH) $(PEERS): $(NEEDED)

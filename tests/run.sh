@@ -117,6 +117,7 @@ list()
     fi
     echo "closing programs sh tests/programs.sh $build"
     echo "closing redis sh tests/redis.sh $build"
+    echo "closing npc_sdl sh tests/npc_sdl.sh $build"
     set -- $isas
     words=$(IFS=,; echo "$*")
     set -- $gemms
