@@ -56,7 +56,7 @@ static const struct person {
         "The lowest price for the leather bag is 7 coins. You like mint tea best.",
         {{160, 116, 60, 255}, {150, 150, 155, 255}}},
     {"Korbin", "You are a tailor in Felmoor. You live in the narrow house near the tall tower. "
-        "You are worried today because the rain ruined the hay. You sell a purple cloak for 50 "
+        "You are nervous today because the rain ruined the hay. You sell a purple cloak for 50 "
         "coins. The lowest price for the purple cloak is 41 coins. You like plum brandy best.",
         {{110, 60, 130, 255}, {30, 30, 34, 255}}},
 };
@@ -425,10 +425,10 @@ static void read_events(game *g)
 static void play_demo(game *g)
 {
     const size_t round = g->frame / ROUND, at = g->frame % ROUND;
-    if (at == 30)
+    if (at == 40)
         for (size_t i = 0; i < N_CHARACTERS; i++)
             ask(&g->characters[i], questions[(N_CHARACTERS * round + i) % N_QUESTIONS]);
-    if (at == 32 && round == 1) hush(&g->characters[N_CHARACTERS - 1]);
+    if (at == 42 && round == 1) hush(&g->characters[N_CHARACTERS - 1]);
     g->chosen = round % N_CHARACTERS;
 }
 
@@ -466,7 +466,7 @@ static void draw_panel(game *g, double time)
     draw_graph(p, g->work, g->run, g->frame, frame_ms);
     snprintf(text, sizeof text, "work %.1f ms, kvc_run %.1f ms", g->work[latest], g->run[latest]);
     if (g->frame % 15 == 0) set_label(p, &g->figures, text, 0, pale);
-    draw_label(p, &g->figures, WIDTH - 4 - GRAPH, HEIGHT - 72);
+    draw_label(p, &g->figures, WIDTH - 4 - GRAPH, HEIGHT - 91);
 }
 
 static void draw(game *g, double time)
