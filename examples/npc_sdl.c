@@ -115,7 +115,7 @@ typedef struct game {
     char line[LINE];            /* what the player is typing */
     picture picture;
     label menu[N_QUESTIONS], input, figures;
-    size_t frame;
+    size_t frame, played;       /* frames in all, and of the demo */
     double work[GRAPH], run[GRAPH];     /* ms, of the latest frames: rings */
     series works, runs, intervals;
     unsigned long n_late, n_late_by_run;
@@ -233,11 +233,13 @@ static int open_character(game *g, character *c, uint32_t n_vocab)
 
 static int open_model(game *g)
 {
-    kvc_model_desc model = {.path = g->model_path, .allocator = {alloc_touched, free_touched, NULL}};
+    kvc_model_desc model = {.path = g->model_path};
     kvc_cache_desc cache = {.n_seqs = N_CHARACTERS, .page_size = 16};
     kvc_ctx_desc ctx = {.n_threads = (uint32_t)g->n_threads, .n_chunk = 32};
     kvc_model_info info;
     kvc_error err;
+    model.allocator.alloc = alloc_touched;      /* also of all that is made for the model */
+    model.allocator.free = free_touched;
     if (kvc_model_open(&g->model, &model, &err)) return complain_of(g->model_path, &err);
     kvc_model_query(g->model, &info);
     cache.model = ctx.model = g->model;
@@ -421,15 +423,17 @@ static void read_events(game *g)
 }
 
 /* A player who asks everybody something else at once, round after round, and interrupts the last
-   one in the second round. */
+   one in the second round. It begins when all know who they are. */
 static void play_demo(game *g)
 {
-    const size_t round = g->frame / ROUND, at = g->frame % ROUND;
-    if (at == 40)
+    const size_t round = g->played / ROUND, at = g->played % ROUND;
+    if (!g->characters[N_CHARACTERS - 1].n_known) return;
+    if (at == 20)
         for (size_t i = 0; i < N_CHARACTERS; i++)
             ask(&g->characters[i], questions[(N_CHARACTERS * round + i) % N_QUESTIONS]);
-    if (at == 42 && round == 1) hush(&g->characters[N_CHARACTERS - 1]);
+    if (at == 22 && round == 1) hush(&g->characters[N_CHARACTERS - 1]);
     g->chosen = round % N_CHARACTERS;
+    g->played++;
 }
 
 /* ---- a frame ---- */

@@ -4,7 +4,7 @@
 # frame once. How long frames took is printed and not judged. Closes with N passed, N failed, N
 # skipped.
 set -u
-program=$1/npc_sdl log=$1/log frames=450
+program=$1/npc_sdl log=$1/log frames=600
 passed=0 failed=0
 
 for command in "$program" Xvfb; do

@@ -101,11 +101,11 @@ static int draw_scenery(picture *p)
     draw_house(p, 352, 238, 110, (SDL_Color){180, 140, 100, 255}, (SDL_Color){110, 60, 50, 255});
     draw_house(p, 740, 160, 80, (SDL_Color){200, 206, 214, 255}, (SDL_Color){90, 100, 120, 255});
     box(p, 0, GROUND - 60, WIDTH, PANEL - GROUND + 60, street);
-    box(p, 550, 120, 60, 230, wood);    /* a clock */
-    disc(p, 580, 150, 24, paper);
-    box(p, 579, 132, 2, 20, wood);
-    box(p, 580, 149, 14, 2, wood);
-    box(p, 558, 182, 44, 96, paper);
+    box(p, 550, 70, 60, 280, wood);     /* a clock */
+    disc(p, 580, 100, 24, paper);
+    box(p, 579, 82, 2, 20, wood);
+    box(p, 580, 99, 14, 2, wood);
+    box(p, 558, 132, 44, 94, paper);
     box(p, 0, PANEL, WIDTH, HEIGHT - PANEL, dark);
     SDL_SetRenderTarget(p->renderer, NULL);
     return 1;
@@ -117,7 +117,7 @@ static void draw_moving(const picture *p, double time)
     const SDL_Color cloud = {250, 250, 252, 255}, brass = {180, 130, 40, 255},
         fur = {150, 86, 40, 255};
     const double swing = 0.2 * sin(time * 4);
-    const int bob_x = 580 + (int)(76 * sin(swing)), bob_y = 184 + (int)(76 * cos(swing));
+    const int bob_x = 580 + (int)(76 * sin(swing)), bob_y = 134 + (int)(76 * cos(swing));
     const int cat = (int)fmod(time * 70, WIDTH + 120) - 60, step = (int)(5 * sin(time * 14));
     for (int i = 0; i < 3; i++) {
         const int x = (int)fmod(time * (14 + 5 * i) + 330 * i, WIDTH + 160) - 80, y = 36 + 22 * i;
@@ -126,7 +126,7 @@ static void draw_moving(const picture *p, double time)
         disc(p, x + 26, y + 5, 17, cloud);
     }
     SDL_SetRenderDrawColor(p->renderer, brass.r, brass.g, brass.b, 255);
-    for (int i = -1; i <= 1; i++) SDL_RenderDrawLine(p->renderer, 580 + i, 184, bob_x + i, bob_y);
+    for (int i = -1; i <= 1; i++) SDL_RenderDrawLine(p->renderer, 580 + i, 134, bob_x + i, bob_y);
     disc(p, bob_x, bob_y, 9, brass);
     box(p, cat - 22, PANEL - 30, 40, 13, fur);
     disc(p, cat + 22, PANEL - 31, 9, fur);
