@@ -112,8 +112,9 @@
    sequence that is opened with kvc_seq_open_shared finds there what any other computed after the
    same tokens: forty characters over one description of the world hold it once, and the next turn
    of a conversation computes what is new. A prefill needs no call of its own for that; the bits are
-   those of a cold run, and kvc_seq_query tells how much was there and why the rest was not. Salts
-   keep tenants apart, who can then not even measure what others have computed.
+   those of a cold run, and kvc_seq_query tells how much was there and why the rest was not. Texts
+   that are read at the same time cannot find each other's: let one read what all begin with, then
+   submit the others. Salts keep tenants apart, who can then not even measure what others have computed.
    kvc_prefix_save and kvc_prefix_load carry the table to another process, and a tier (kvc_tier) of
    the host's takes the pages whose memory is needed and gives them back: a disk, say, or a server
    that several processes share. Nothing that comes from there is trusted: its tokens are compared,
@@ -616,6 +617,9 @@ typedef struct kvc_cache_desc {
                                    hash the table's begins with. NULL: random */
     kvc_tier tier;              /* where pages go whose memory is needed; zeroed: nowhere. With
                                    n_prefix only. */
+    uint32_t touch;             /* 1: all memory is written to when it is reserved, so that no step
+                                   waits for the system to hand it out, which can take longer than
+                                   a time slice. 0: as it comes from the allocator */
     kvc_memory memory;          /* kvc_cache_size bytes of the host's, aligned to 64; zeroed:
                                    allocator */
     kvc_allocator allocator;    /* zeroed: the model's */
@@ -1037,13 +1041,17 @@ KVC_API kvc_result kvc_submit(kvc_ctx *ctx, kvc_request *request, kvc_error *err
    kvc_run(ctx, 2000) in each frame spends two milliseconds of it. In between no thread of the
    library runs and no lock is held. A pass with KVC_GEMM_CBLAS stops between operations only.
    on_token and on_done are called from here, on the calling thread. KVC_NO_LIMIT: until all are
-   done. A NULL context has no request. */
+   done. A NULL context has no request.
+   What no budget can bound is the operating system: memory that is touched for the first time (see
+   touch of kvc_cache_desc), a model's mapped file that has not been read yet, a processor that is
+   taken away. */
 KVC_API int kvc_run(kvc_ctx *ctx, uint64_t budget_us);
 
 /* The requests that were submitted or are computed by a blocking call, or one of them, are not to
    go on: they end with KVC_ERROR_CANCELLED, and their sequences are what they were before, to the
-   bit; a text keeps what on_token was given but for the latest token. Pages that were whole stay in
-   the prefix table. That happens in the call that is running, after the tiles that are being
+   bit. If a text has begun, its sequence keeps the tokens of the request and what on_token was
+   given but for the latest token; kvc_seq_rollback forgets those. Pages that were whole stay in the
+   prefix table. That happens in the call that is running, after the tiles that are being
    computed (where rows of other requests are in the same pass, after that), or in the next kvc_run.
    Where a policy removes positions or layers see a window, what a request takes away is kept until
    it is done, in pages that are free; if there are not as many, and in blocking calls, it is
@@ -7357,6 +7365,7 @@ static kvc_result kvc__cache_new(kvc_cache **out, const kvc_cache_desc *desc, kv
     if (r != KVC_OK) return r;
     if ((r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err)) != KVC_OK)
         return r;
+    if (d.touch) memset(block, 0, size);
     memset(&arena, 0, sizeof arena);
     arena.base = (unsigned char *)block;
     *out = kvc__cache_layout(&arena, &d, pools);
@@ -9060,6 +9069,7 @@ static kvc_result kvc__pool_add(kvc_cache *c, uint32_t reach, uint32_t n_pages, 
     block = kvc__alloc(&c->desc.allocator, arena.used, 64);
     if (block == NULL)
         return kvc__fail(err, KVC_ERROR_MEMORY, "allocator", "no memory for more pages");
+    if (c->desc.touch) memset(block, 0, arena.used);
     arena.base = (unsigned char *)block;
     kvc__lock_enter(&c->lock);
     if (pool->n_slabs == n_slabs) {
@@ -12825,6 +12835,7 @@ static kvc_result kvc__ctx_new(kvc_ctx **out, const kvc_ctx_desc *desc, kvc_erro
     if (r != KVC_OK) return r;
     if ((r = kvc__block_get(&block, size, &d.memory, &d.allocator, &owned, err)) != KVC_OK)
         return r;
+    memset(block, 0, size);         /* so that no step waits for the system to hand it out */
     memset(&arena, 0, sizeof arena);
     arena.base = (unsigned char *)block;
     *out = kvc__ctx_layout(&arena, &d);

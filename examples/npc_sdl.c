@@ -9,7 +9,7 @@
    take more frames. The graph in the corner shows it: a frame's work, and kvc_run's part of it.
    All characters know the same facts of their town. Those are computed once, by the first who reads
    them, and found in the prefix table by the others. */
-#define _DEFAULT_SOURCE   /* nanosleep, posix_memalign */
+#define _DEFAULT_SOURCE   /* nanosleep */
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -192,23 +192,6 @@ static int parse_options(game *g, int argc, char **argv)
 
 /* ---- the model ---- */
 
-/* The system gives memory when it is touched first, and a large block of it takes milliseconds.
-   They are to pass here, not in a frame. */
-static void *alloc_touched(size_t size, size_t align, void *user)
-{
-    void *ptr;
-    (void)user;
-    if (posix_memalign(&ptr, align < sizeof ptr ? sizeof ptr : align, size)) return NULL;
-    return memset(ptr, 0, size);
-}
-
-static void free_touched(void *ptr, size_t size, void *user)
-{
-    (void)size;
-    (void)user;
-    free(ptr);
-}
-
 static int has_marker(const game *g, const char *spelling)
 {
     kvc_token token;
@@ -234,12 +217,10 @@ static int open_character(game *g, character *c, uint32_t n_vocab)
 static int open_model(game *g)
 {
     kvc_model_desc model = {.path = g->model_path};
-    kvc_cache_desc cache = {.n_seqs = N_CHARACTERS, .page_size = 16};
+    kvc_cache_desc cache = {.n_seqs = N_CHARACTERS, .page_size = 16, .touch = 1};
     kvc_ctx_desc ctx = {.n_threads = (uint32_t)g->n_threads, .n_chunk = 32};
     kvc_model_info info;
     kvc_error err;
-    model.allocator.alloc = alloc_touched;      /* also of all that is made for the model */
-    model.allocator.free = free_touched;
     if (kvc_model_open(&g->model, &model, &err)) return complain_of(g->model_path, &err);
     kvc_model_query(g->model, &info);
     cache.model = ctx.model = g->model;
