@@ -114,7 +114,8 @@
    of a conversation computes what is new. A prefill needs no call of its own for that; the bits are
    those of a cold run, and kvc_seq_query tells how much was there and why the rest was not. Texts
    that are read at the same time cannot find each other's: let one read what all begin with, then
-   submit the others. Salts keep tenants apart, who can then not even measure what others have computed.
+   submit the others. Salts keep tenants apart, who can then not even measure what others have
+   computed.
    kvc_prefix_save and kvc_prefix_load carry the table to another process, and a tier (kvc_tier) of
    the host's takes the pages whose memory is needed and gives them back: a disk, say, or a server
    that several processes share. Nothing that comes from there is trusted: its tokens are compared,
