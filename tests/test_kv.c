@@ -1015,6 +1015,44 @@ static void test_two_threads(void **state) {
     rig_close(&r);
 }
 
+/* With `touch` the allocator's bytes are gone from all of the cache, and of what it grows by. */
+static void test_touch(void **state) {
+    static const model_shape shape = {.n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48,
+        .n_vocab = 48};
+    kvc_cache_desc desc = {0};
+    kvc_token text[200];
+    rig r;
+    uint32_t touch, slab;
+    (void)state;
+    rig_open(&r, &shape);
+    random_tokens(text, COUNT(text), 48, 1);
+    desc.model = r.model;
+    desc.n_ctx = 32;
+    for (touch = 0; touch < 2; touch++) {
+        kvc_ctx *ctx = new_ctx(&r, 16, 1, KVC_ISA_BEST);
+        const kvc__pool *pool;
+        kvc_cache *cache;
+        kvc_seq *seq;
+        desc.touch = touch;
+        OK(kvc_cache_new(&cache, &desc, &last));
+        seq = new_seq(cache);
+        pool = &cache->pools[0];
+        assert_int_equal(pool->slabs[0].planes[0].k[0], touch ? 0 : 0xa5);
+        OK(kvc_seq_set_policy(seq, KVC_POLICY_GROW, 0, 0, &last));
+        OK(kvc_prefill(ctx, seq, text, COUNT(text), NULL, &last));
+        assert_true(pool->n_slabs > 1);
+        for (slab = 1; slab < pool->n_slabs; slab++) {
+            const kvc__slab *s = &pool->slabs[slab];
+            const size_t end = s->n_pages * cache->layers[0].v_piece;
+            assert_int_equal(s->planes[0].v[end - 1], touch ? 0 : 0xa5);
+        }
+        kvc_seq_close(seq);
+        kvc_cache_free(cache);
+        kvc_ctx_free(ctx);
+    }
+    rig_close(&r);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_cache_size),
@@ -1038,7 +1076,8 @@ int main(void) {
         cmocka_unit_test(test_seq_arguments),
         cmocka_unit_test(test_ctx_cycles),
         cmocka_unit_test(test_idle),
-        cmocka_unit_test(test_two_threads)
+        cmocka_unit_test(test_two_threads),
+        cmocka_unit_test(test_touch)
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
