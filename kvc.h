@@ -958,7 +958,8 @@ KVC_API void kvc_ctx_query(const kvc_ctx *ctx, kvc_ctx_info *info);
    next step; with NULL the LM head is not computed. The sequence's cache and the context must be
    of one model. Errors: ARGUMENT (a token out of range, objects of different models), FULL (the
    sequence's capacity or the cache's pages do not suffice for all n_tokens), MEMORY (the same with
-   KVC_POLICY_GROW). After an error the sequence is as before. */
+   KVC_POLICY_GROW), CANCELLED (by kvc_cancel on another thread). After an error the sequence is as
+   before. */
 KVC_API kvc_result kvc_prefill(kvc_ctx *ctx, kvc_seq *seq, const kvc_token *tokens, size_t n_tokens,
     const float **logits, kvc_error *err);
 
