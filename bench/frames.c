@@ -1,12 +1,13 @@
 /* frames: a prompt that is read in slices of the frames of a game.
 
-       frames MODEL.gguf [--threads N] [--budget US] [--prompt N] [--rounds N] [--busy]
+       frames MODEL.gguf [--threads N] [--budget US] [--prompt N] [--rounds N]
+           [--busy | --no-pause]
 
    Each frame, 60 a second, spends the budget (2,000 us) in kvc_run until a prompt of 512 tokens is
    read; then the same prompt is read by one call. Prints the lengths of the slices, which are those
    of kvc_run as the caller sees them, and the time of all slices over that of the call. --busy: the
    rest of a frame is not slept through but spent on the frame's own work, 16 MB of memory that is
-   written over. */
+   written over. --no-pause: each slice follows the one before at once. */
 #define _DEFAULT_SOURCE   /* clock_gettime, nanosleep */
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +28,8 @@ typedef struct bench {
     kvc_seq *seq;
     kvc_token *text;
     float *logits;
-    unsigned char *game;        /* NULL: sleeps */
+    unsigned char *game;        /* NULL: sleeps, */
+    int no_pause;               /* or does not even that */
     uint64_t budget;
     size_t n;
     double *slices;             /* [n_slices] seconds */
@@ -37,6 +39,7 @@ typedef struct bench {
 static void rest_of_frame(const bench *b, double end)
 {
     static unsigned char frame;
+    if (b->no_pause) return;
     while (b->game && now() < end - 1e-3) memset(b->game, ++frame, GAME);
     if (now() < end) {
         const double left = end - now();
@@ -119,6 +122,7 @@ int main(int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         const char *name = argv[i], *value = i + 1 < argc ? argv[i + 1] : "0";
         if (!strcmp(name, "--busy")) b.game = get(GAME, 1);
+        else if (!strcmp(name, "--no-pause")) b.no_pause = 1;
         else if (!strcmp(name, "--threads")) ctx_desc.n_threads = (uint32_t)atoi(value), i++;
         else if (!strcmp(name, "--budget")) b.budget = (uint64_t)atol(value), i++;
         else if (!strcmp(name, "--prompt")) b.n = (size_t)atol(value), i++;
@@ -126,8 +130,8 @@ int main(int argc, char **argv)
         else model_desc.path = name;
     }
     if (!model_desc.path || b.n < 1 || rounds < 1 || rounds > 1000)
-        fail("frames MODEL.gguf [--threads N] [--budget US] [--prompt N] [--rounds N] [--busy]",
-            "usage");
+        fail("frames MODEL.gguf [--threads N] [--budget US] [--prompt N] [--rounds N] "
+            "[--busy | --no-pause]", "usage");
     need(kvc_model_open(&model, &model_desc, &err), &err);
     kvc_model_query(model, &info);
     b.text = get(b.n, sizeof *b.text);
