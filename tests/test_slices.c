@@ -116,7 +116,7 @@ static void random_slices(const model_shape *shape, kvc_kv_type kv, kvc_policy p
     print_message("%u rows equal in %u slices, %u requests cancelled\n", p.n_rows, n_slices,
         p.n_cancelled);
     assert_true(p.n_rows > 500);
-    assert_true(p.n_cancelled > 50 && n_slices > 1000);
+    assert_true(p.n_cancelled > 50 && n_slices > 500);
     if (n_threads > 1 && jobs != OWN_THREADS) assert_true(n_calls > 100);
     n_cancelled += p.n_cancelled;
     pair_close(&p);
@@ -539,6 +539,14 @@ static unsigned n_threads_now(void) {
     return n;
 }
 
+/* A thread that was joined may be counted for a moment yet. */
+static void wait_for_threads(unsigned n) {
+    const struct timespec pause = {0, 1000000};
+    int i;
+    for (i = 0; i < 2000 && n_threads_now() != n; i++) nanosleep(&pause, NULL);
+    assert_int_equal(n_threads_now(), n);
+}
+
 static double cpu_seconds(void) {
     struct timespec t;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
@@ -548,14 +556,16 @@ static double cpu_seconds(void) {
 /* With the host's job system the library makes no thread, to pack weights neither; its own sleep
    between slices. */
 static void test_whose_threads(void **state) {
-    const unsigned before = n_threads_now();
     const struct timespec pause = {0, 200000000};
+    unsigned before;
     kvc_ctx_desc desc = {0};
     kvc_model_desc model_desc = {0};
     kvc_model *model;
     double used;
     bench b;
     (void)state;
+    nanosleep(&pause, NULL);            /* for threads of other tests */
+    before = n_threads_now();
     n_calls = 0;
     desc.n_threads = 4;
     desc.jobs.parallel_for = one_after_the_other;
@@ -586,7 +596,7 @@ static void test_whose_threads(void **state) {
     kvc_run(b.ctx, KVC_NO_LIMIT);
     bench_check(&b, 0);
     bench_close(&b);
-    assert_int_equal(n_threads_now(), before);
+    wait_for_threads(before);
 }
 
 typedef struct places {
