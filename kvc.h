@@ -9787,15 +9787,6 @@ static void kvc__seq_unmark(kvc_seq *s)
     s->is_foreign = 0;
 }
 
-/* Whether two sequences begin with the same page. */
-static int kvc__seq_kin(const kvc_seq *a, const kvc_seq *b)
-{
-    const uint32_t reach = a->cache->token_reach;
-    const kvc__ring *ring = &a->rings[reach], *other = &b->rings[reach];
-    return a->cache == b->cache && ring->first != ring->end && other->first != other->end &&
-        kvc__ring_at(ring, ring->first) == kvc__ring_at(other, other->first);
-}
-
 /* The sequence is what it was before the step, which is not lossy. */
 static void kvc__seq_undo(kvc_seq *s)
 {
@@ -9833,6 +9824,17 @@ static void kvc__seq_settle(kvc_seq *s)
         kvc__ring_settle(&c->pools[i], &s->rings[i]);
     }
     kvc__lock_leave(&c->lock);
+}
+
+/* ---- several sequences ---- */
+
+/* Whether two sequences begin with the same page. */
+static int kvc__seq_kin(const kvc_seq *a, const kvc_seq *b)
+{
+    const uint32_t reach = a->cache->token_reach;
+    const kvc__ring *ring = &a->rings[reach], *other = &b->rings[reach];
+    return a->cache == b->cache && ring->first != ring->end && other->first != other->end &&
+        kvc__ring_at(ring, ring->first) == kvc__ring_at(other, other->first);
 }
 
 /* Whether the sequences are open, different and of one cache; numbers them. */

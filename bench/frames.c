@@ -27,7 +27,8 @@ typedef struct bench {
     kvc_ctx *ctx;
     kvc_seq *seq;
     kvc_token *text;
-    float *logits;
+    float *logits;              /* [n_vocab] */
+    uint32_t n_vocab;
     unsigned char *game;        /* NULL: sleeps, */
     int no_pause;               /* or does not even that */
     uint64_t budget;
@@ -83,7 +84,7 @@ static double read_at_once(bench *b)
     double start = now(), took;
     need(kvc_prefill(b->ctx, b->seq, b->text, b->n, &logits, &err), &err);
     took = now() - start;
-    if (memcmp(logits, b->logits, sizeof *logits) != 0) fail("other logits", "slices");
+    if (memcmp(logits, b->logits, b->n_vocab * sizeof *logits) != 0) fail("other logits", "slices");
     need(kvc_seq_rollback(b->seq, 0), &err);
     return took;
 }
@@ -135,10 +136,11 @@ int main(int argc, char **argv)
     need(kvc_model_open(&model, &model_desc, &err), &err);
     kvc_model_query(model, &info);
     b.text = get(b.n, sizeof *b.text);
-    b.logits = get(info.n_vocab, sizeof *b.logits);
+    b.n_vocab = info.n_vocab;
+    b.logits = get(b.n_vocab, sizeof *b.logits);
     b.slices = get(MOST_SLICES, sizeof *b.slices);
     for (size_t i = 0; i < b.n; i++)
-        b.text[i] = (kvc_token)(model_random(&state) % info.n_vocab);
+        b.text[i] = (kvc_token)(model_random(&state) % b.n_vocab);
     cache_desc.model = ctx_desc.model = model;
     cache_desc.n_ctx = (uint32_t)b.n;
     need(kvc_cache_new(&cache, &cache_desc, &err), &err);
