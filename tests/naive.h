@@ -468,8 +468,10 @@ static inline double *naive_new(size_t n, size_t width) {
 
 /* ---- the pieces of the formula ---- */
 
-/* One vector of d numbers. RMSNorm (Zhang and Sennrich 2019): y = x / sqrt(mean(x^2) + epsilon)
-   times w. LayerNorm (Ba et al. 2016): y = (x - mean) / sqrt(mean((x - mean)^2) + epsilon) * w + b. */
+/* One vector of d numbers. RMSNorm (Zhang and Sennrich 2019):
+       y = x / sqrt(mean(x^2) + epsilon) * w
+   LayerNorm (Ba et al. 2016):
+       y = (x - mean) / sqrt(mean((x - mean)^2) + epsilon) * w + b */
 static inline void naive_norm_one(const naive_model *m, double *y, const double *x, size_t d,
     const naive_tensor *w, size_t row, const naive_tensor *b) {
     double mean = 0, square = 0;
