@@ -14,8 +14,8 @@
    Every count, length, type and offset of the file is recorded as a mark, so that a test can patch
    any one of them. Edits change the file while it is written: a key left out, or of another type.
 
-   model_write and model_build make a whole `llama` model from a model_shape, whose zeroed fields
-   have defaults. The same shape gives the same bytes on every machine. */
+   model_write and model_build make a whole model from a model_shape, whose zeroed fields have
+   defaults. The same shape gives the same bytes on every machine. zoo.h has one of each kind. */
 #ifndef GGUF_WRITE_H
 #define GGUF_WRITE_H
 
@@ -525,9 +525,12 @@ static inline void gguf_to_type(int type, const float *x, size_t n, unsigned cha
 
 /* ---- random models ---- */
 
-typedef enum model_rope { MODEL_ROPE_PLAIN, MODEL_ROPE_LINEAR, MODEL_ROPE_YARN } model_rope;
+typedef enum model_rope {
+    MODEL_ROPE_PLAIN, MODEL_ROPE_LINEAR, MODEL_ROPE_YARN,
+    MODEL_ROPE_LONG             /* rope_factors_long and _short, chosen by the context of a run */
+} model_rope;
 
-/* A `llama` model; zero is the default beside a field. */
+/* A model; zero is the default beside a field. What an architecture always has needs no field. */
 typedef struct model_shape {
     uint32_t n_layers;          /* 2 */
     uint32_t n_embd;            /* 64 */
@@ -547,7 +550,7 @@ typedef struct model_shape {
     float rope_base;            /* 10000 */
     model_rope rope;
     float rope_factor;          /* 4, where the scaling needs one */
-    uint32_t rope_orig_ctx;     /* n_ctx / 4: YaRN's original context */
+    uint32_t rope_orig_ctx;     /* n_ctx / 4: the original context of YaRN and longrope */
     float attn_factor;          /* no key: length of a turned vector */
     float yarn_beta_fast, yarn_beta_slow;   /* no keys */
     int rope_freqs;             /* a rope_freqs.weight tensor with factors from 1 to 8 */
@@ -560,15 +563,114 @@ typedef struct model_shape {
     void (*more)(gguf_writer *w);   /* NULL, or adds metadata */
     const gguf_edit *edits;     /* [n_edits], damage on purpose */
     size_t n_edits;
+    const char *arch;           /* "llama"; see model_archs */
+    int fused;                  /* phi2: attn_qkv in place of three matrices */
+    int qk_norm;                /* command-r, stablelm: a norm for each head of q and k */
+    int one_norm;               /* stablelm: no ffn_norm and no biases, so that it is parallel */
+    int two_norms;              /* falcon: attn_norm_2 */
+    int sequential;             /* gptneox: use_parallel_residual is false */
+    uint32_t q_rank;            /* latent attention: 0, queries come from one matrix */
+    uint32_t kv_rank;           /* 24, for deepseek2 and minicpm3 alone */
+    int split_latent;           /* attn_k_b and attn_v_b in place of attn_kv_b */
+    float yarn_log;             /* no key: rope.scaling.yarn_log_multiplier */
+    float local_base;           /* no key: rope.freq_base_swa */
+    float score_cap, logit_cap; /* no keys: attn_logit_softcapping, final_logit_softcapping */
+    float alibi;                /* 8 for mpt, else no key: attention.max_alibi_bias */
+    float clamp;                /* no key: attention.clamp_kqv */
+    float attn_scale, embd_scale, residual_scale, logit_scale;      /* no keys */
+    uint32_t n_experts;         /* 0, a dense network */
+    uint32_t n_experts_used;    /* 2 */
+    uint32_t n_ff_exp;          /* no key, and n_ff */
+    uint32_t n_shared;          /* deepseek2: so many shared experts, as wide as the others */
+    uint32_t n_ff_shared;       /* qwen2moe: width of the shared expert, n_ff; it has a gate */
+    uint32_t n_dense;           /* deepseek2: layers before those with experts */
+    uint32_t n_groups, n_groups_used;       /* no keys: groups of experts */
+    int gating;                 /* no key: 1 softmax, 2 sigmoid, 3 softmax over the chosen */
+    int expert_norm;            /* deepseek2: expert_weights_norm is true */
+    float expert_scale;         /* no key: expert_weights_scale */
+    int expert_probs;           /* exp_probs_b, which steers the choice */
 } model_shape;
 
+/* What an architecture always has. */
+enum {
+    MODEL_LAYER_NORM = 1, MODEL_NORM_BIAS = 2, MODEL_NO_ATTN_NORM = 4, MODEL_NO_FFN_NORM = 8,
+    MODEL_POST_NORMS = 16,      /* post_attention_norm, post_ffw_norm */
+    MODEL_QKV = 32,             /* attn_qkv */
+    MODEL_GATE_UP = 64,         /* ffn_up has the rows of the gate first */
+    MODEL_NO_GATE = 128, MODEL_QKV_BIAS = 256, MODEL_OUT_BIAS = 512, MODEL_FFN_BIAS = 1024,
+    MODEL_HEAD_BIAS = 2048,     /* output.bias */
+    MODEL_QK_NORM = 4096,       /* one for all heads */
+    MODEL_QK_OWN = 8192,        /* one for each head */
+    MODEL_QK_WIDE = 16384,      /* one over all heads */
+    MODEL_NO_ROPE = 32768, MODEL_POSITIONS = 65536, MODEL_EMBD_NORM = 131072,
+    MODEL_GPT_OSS = 262144,     /* sinks, biased experts, the FFN's norm has another name */
+    MODEL_LATENT = 524288,
+    MODEL_HEAD_KEYS = 1048576,  /* the head's size has keys always, rope.dimension_count has not */
+    MODEL_BIASES = MODEL_NORM_BIAS | MODEL_QKV_BIAS | MODEL_OUT_BIAS | MODEL_FFN_BIAS,
+    MODEL_GPT = MODEL_LAYER_NORM | MODEL_NO_GATE
+};
+
+typedef struct model_arch {
+    const char *name;
+    unsigned traits;
+} model_arch;
+
+static const model_arch model_archs[] = {
+    {"llama", 0},
+    {"qwen2", MODEL_QKV_BIAS},
+    {"qwen3", MODEL_QK_NORM | MODEL_HEAD_KEYS},
+    {"qwen2moe", MODEL_QKV_BIAS},
+    {"qwen3moe", MODEL_QK_NORM | MODEL_HEAD_KEYS},
+    {"gemma", MODEL_HEAD_KEYS},
+    {"gemma2", MODEL_HEAD_KEYS | MODEL_POST_NORMS},
+    {"gemma3", MODEL_HEAD_KEYS | MODEL_POST_NORMS | MODEL_QK_NORM},
+    {"phi2", MODEL_GPT | MODEL_BIASES | MODEL_NO_FFN_NORM | MODEL_HEAD_BIAS},
+    {"phi3", MODEL_QKV | MODEL_GATE_UP},
+    {"gpt2", MODEL_GPT | MODEL_BIASES | MODEL_QKV | MODEL_NO_ROPE | MODEL_POSITIONS},
+    {"gptneox", MODEL_GPT | MODEL_BIASES | MODEL_QKV},
+    {"bloom", MODEL_GPT | MODEL_BIASES | MODEL_QKV | MODEL_NO_ROPE | MODEL_EMBD_NORM},
+    {"mpt", MODEL_GPT | MODEL_QKV | MODEL_NO_ROPE},
+    {"falcon", MODEL_GPT | MODEL_NORM_BIAS | MODEL_QKV | MODEL_NO_FFN_NORM},
+    {"stablelm", MODEL_LAYER_NORM | MODEL_NORM_BIAS | MODEL_QKV_BIAS},
+    {"olmo2", MODEL_NO_ATTN_NORM | MODEL_NO_FFN_NORM | MODEL_POST_NORMS | MODEL_QK_WIDE},
+    {"olmoe", MODEL_QK_WIDE},
+    {"starcoder2", MODEL_GPT | MODEL_BIASES},
+    {"granite", 0},
+    {"command-r", MODEL_LAYER_NORM | MODEL_NO_FFN_NORM},
+    {"cohere2", MODEL_LAYER_NORM | MODEL_NO_FFN_NORM},
+    {"smollm3", 0},
+    {"gpt-oss", MODEL_QKV_BIAS | MODEL_OUT_BIAS | MODEL_GPT_OSS},
+    {"glm4", MODEL_POST_NORMS | MODEL_QKV_BIAS | MODEL_GATE_UP},
+    {"deepseek2", MODEL_LATENT},
+    {"minicpm3", MODEL_LATENT}
+};
+
+static inline int model_is(const model_shape *s, const char *arch) {
+    return !strcmp(s->arch, arch);
+}
+
+/* With what the shape adds and takes. */
+static inline unsigned model_traits(const model_shape *s) {
+    unsigned traits = 0;
+    size_t i, n = sizeof model_archs / sizeof *model_archs;
+    for (i = 0; i < n && !model_is(s, model_archs[i].name); i++) continue;
+    if (i < n) traits = model_archs[i].traits;
+    if (s->biases) traits |= MODEL_QKV_BIAS | MODEL_OUT_BIAS;
+    if (s->fused) traits |= MODEL_QKV;
+    if (s->qk_norm) traits |= MODEL_QK_OWN;
+    if (s->one_norm) traits = (traits | MODEL_NO_FFN_NORM) & ~(unsigned)MODEL_QKV_BIAS;
+    return traits;
+}
+
 static inline void model_defaults(model_shape *s) {
+    if (!s->arch) s->arch = "llama";
     if (!s->n_layers) s->n_layers = 2;
     if (!s->n_embd) s->n_embd = 64;
     if (!s->n_heads) s->n_heads = 4;
     if (!s->n_kv_heads) s->n_kv_heads = s->n_heads;
     if (!s->head_dim) s->head_dim = s->n_embd / s->n_heads;
-    if (!s->head_dim_v) s->head_dim_v = s->head_dim;
+    if (!s->head_dim_v)
+        s->head_dim_v = model_is(s, "minicpm3") ? s->n_embd / s->n_heads : s->head_dim;
     if (!s->n_ff) s->n_ff = 2 * s->n_embd;
     if (!s->n_vocab) s->n_vocab = 320;
     if (!s->n_tokens) s->n_tokens = s->n_vocab;
@@ -578,6 +680,9 @@ static inline void model_defaults(model_shape *s) {
     if (!(s->rope_base > 0)) s->rope_base = 10000.0f;
     if (!(s->rope_factor > 0)) s->rope_factor = 4.0f;
     if (!s->rope_orig_ctx) s->rope_orig_ctx = s->n_ctx / 4;
+    if (!s->kv_rank && model_traits(s) & MODEL_LATENT) s->kv_rank = 24;
+    if (!s->n_experts_used) s->n_experts_used = 2;
+    if (!(s->alibi > 0) && model_is(s, "mpt")) s->alibi = 8.0f;
     if (!s->version) s->version = 3;
     if (!s->alignment) s->alignment = 32;
 }
@@ -622,16 +727,51 @@ static inline void model_fill(const gguf_writer *w, size_t tensor, float middle,
     free(row);
 }
 
-/* The key "llama." name. */
-static inline const char *model_key(char buf[64], const char *name) {
-    snprintf(buf, 64, "llama.%s", name);
+/* The key "<architecture>.<name>". */
+static inline const char *model_key(char buf[64], const model_shape *s, const char *name) {
+    snprintf(buf, 64, "%s.%s", s->arch, name);
     return buf;
+}
+
+static inline void model_meta_u32(gguf_writer *w, const model_shape *s, const char *name,
+    uint32_t value) {
+    char key[64];
+    gguf_meta_u32(w, model_key(key, s, name), value);
+}
+
+static inline void model_meta_f32(gguf_writer *w, const model_shape *s, const char *name,
+    float value) {
+    char key[64];
+    gguf_meta_f32(w, model_key(key, s, name), value);
+}
+
+static inline void model_meta_bool(gguf_writer *w, const model_shape *s, const char *name,
+    int value) {
+    char key[64];
+    gguf_meta_number(w, model_key(key, s, name), GGUF_VALUE_BOOL, value ? 1 : 0);
+}
+
+static inline void model_meta_string(gguf_writer *w, const model_shape *s, const char *name,
+    const char *text) {
+    char key[64];
+    gguf_meta_string(w, model_key(key, s, name), text);
+}
+
+/* Numbers that have no key when they are 0. */
+static inline void model_some_u32(gguf_writer *w, const model_shape *s, const char *name,
+    uint32_t value) {
+    if (value) model_meta_u32(w, s, name, value);
+}
+
+static inline void model_some_f32(gguf_writer *w, const model_shape *s, const char *name,
+    float value) {
+    if (value > 0) model_meta_f32(w, s, name, value);
 }
 
 static inline void model_write_pattern(gguf_writer *w, const model_shape *s) {
     char key[64];
     uint32_t i;
-    model_key(key, "attention.sliding_window_pattern");
+    model_key(key, s, "attention.sliding_window_pattern");
     if (s->pattern && s->pattern_list) {
         gguf_array_start(w, key, GGUF_VALUE_BOOL, s->n_layers);
         for (i = 0; i < s->n_layers; i++)
@@ -643,40 +783,105 @@ static inline void model_write_pattern(gguf_writer *w, const model_shape *s) {
 }
 
 static inline void model_write_rope(gguf_writer *w, const model_shape *s) {
-    gguf_meta_u32(w, "llama.rope.dimension_count", s->rope_dim);
-    gguf_meta_f32(w, "llama.rope.freq_base", s->rope_base);
-    if (s->attn_factor > 0)
-        gguf_meta_f32(w, "llama.rope.scaling.attn_factor", s->attn_factor);
-    if (s->rope == MODEL_ROPE_PLAIN) return;
-    gguf_meta_string(w, "llama.rope.scaling.type", s->rope == MODEL_ROPE_YARN ? "yarn" : "linear");
-    gguf_meta_f32(w, "llama.rope.scaling.factor", s->rope_factor);
-    if (s->rope == MODEL_ROPE_LINEAR) return;
-    gguf_meta_u32(w, "llama.rope.scaling.original_context_length", s->rope_orig_ctx);
-    if (s->yarn_beta_fast > 0)
-        gguf_meta_f32(w, "llama.rope.scaling.yarn_beta_fast", s->yarn_beta_fast);
-    if (s->yarn_beta_slow > 0)
-        gguf_meta_f32(w, "llama.rope.scaling.yarn_beta_slow", s->yarn_beta_slow);
+    unsigned traits = model_traits(s);
+    int yarn = s->rope == MODEL_ROPE_YARN, linear = s->rope == MODEL_ROPE_LINEAR;
+    if (traits & MODEL_NO_ROPE) return;
+    if (!(traits & MODEL_HEAD_KEYS) || s->rope_dim != s->head_dim)
+        model_meta_u32(w, s, "rope.dimension_count", s->rope_dim);
+    if (!(traits & MODEL_HEAD_KEYS) || s->rope_base < 10000.0f || s->rope_base > 10000.0f)
+        model_meta_f32(w, s, "rope.freq_base", s->rope_base);
+    model_some_f32(w, s, "rope.freq_base_swa", s->local_base);
+    model_some_f32(w, s, "rope.scaling.attn_factor", s->attn_factor);
+    if (yarn || linear) {
+        model_meta_string(w, s, "rope.scaling.type", yarn ? "yarn" : "linear");
+        model_meta_f32(w, s, "rope.scaling.factor", s->rope_factor);
+    } else if (model_is(s, "command-r") || model_is(s, "cohere2")) {
+        model_meta_string(w, s, "rope.scaling.type", "none");
+    }
+    if (yarn || s->rope == MODEL_ROPE_LONG)
+        model_meta_u32(w, s, "rope.scaling.original_context_length", s->rope_orig_ctx);
+    else if (model_is(s, "phi3"))
+        model_meta_u32(w, s, "rope.scaling.original_context_length", s->n_ctx);
+    if (!yarn) return;
+    model_some_f32(w, s, "rope.scaling.yarn_beta_fast", s->yarn_beta_fast);
+    model_some_f32(w, s, "rope.scaling.yarn_beta_slow", s->yarn_beta_slow);
+    model_some_f32(w, s, "rope.scaling.yarn_log_multiplier", s->yarn_log);
+}
+
+/* With the latent layout of two matrices the ordinary keys describe the one key and value that all
+   heads share in a cache. */
+static inline void model_write_heads(gguf_writer *w, const model_shape *s) {
+    unsigned traits = model_traits(s);
+    int split = s->split_latent;
+    if (traits & MODEL_LATENT) {
+        model_some_u32(w, s, "attention.q_lora_rank", s->q_rank);
+        model_meta_u32(w, s, "attention.kv_lora_rank", s->kv_rank);
+    }
+    if (split) {
+        model_meta_u32(w, s, "attention.key_length_mla", s->head_dim);
+        model_meta_u32(w, s, "attention.value_length_mla", s->head_dim_v);
+    }
+    if (traits & (MODEL_HEAD_KEYS | MODEL_LATENT) || s->head_dim * s->n_heads != s->n_embd ||
+        s->head_dim_v != s->head_dim) {
+        model_meta_u32(w, s, "attention.key_length",
+            split ? s->kv_rank + s->rope_dim : s->head_dim);
+        if (!model_is(s, "minicpm3"))
+            model_meta_u32(w, s, "attention.value_length", split ? s->kv_rank : s->head_dim_v);
+    }
+}
+
+static inline void model_write_experts(gguf_writer *w, const model_shape *s) {
+    int deepseek = model_is(s, "deepseek2");
+    if (!s->n_experts) return;
+    model_meta_u32(w, s, "expert_count", s->n_experts);
+    model_meta_u32(w, s, "expert_used_count", s->n_experts_used);
+    model_some_u32(w, s, "expert_feed_forward_length", s->n_ff_exp);
+    if (model_is(s, "qwen2moe"))
+        model_meta_u32(w, s, "expert_shared_feed_forward_length",
+            s->n_ff_shared ? s->n_ff_shared : s->n_ff);
+    if (deepseek) model_meta_u32(w, s, "leading_dense_block_count", s->n_dense);
+    if (deepseek) model_meta_u32(w, s, "expert_shared_count", s->n_shared);
+    if (deepseek) model_meta_bool(w, s, "expert_weights_norm", s->expert_norm);
+    model_some_f32(w, s, "expert_weights_scale", s->expert_scale);
+    model_some_u32(w, s, "expert_gating_func", (uint32_t)s->gating);
+    model_some_u32(w, s, "expert_group_count", s->n_groups);
+    model_some_u32(w, s, "expert_group_used_count", s->n_groups_used);
+}
+
+/* Keys of some architectures. */
+static inline void model_write_rest(gguf_writer *w, const model_shape *s) {
+    model_some_f32(w, s, "attn_logit_softcapping", s->score_cap);
+    model_some_f32(w, s, "final_logit_softcapping", s->logit_cap);
+    model_some_f32(w, s, "attention.max_alibi_bias", s->alibi);
+    model_some_f32(w, s, "attention.clamp_kqv", s->clamp);
+    model_some_f32(w, s, "attention.scale", s->attn_scale);
+    model_some_f32(w, s, "embedding_scale", s->embd_scale);
+    model_some_f32(w, s, "residual_scale", s->residual_scale);
+    model_some_f32(w, s, "logit_scale", s->logit_scale);
+    if (model_is(s, "deepseek2")) model_meta_u32(w, s, "vocab_size", s->n_vocab);
+    if (model_is(s, "falcon")) model_meta_string(w, s, "tensor_data_layout", "jploski");
+    if (model_is(s, "gptneox")) model_meta_bool(w, s, "use_parallel_residual", !s->sequential);
+    if (model_is(s, "stablelm")) model_meta_bool(w, s, "use_parallel_residual", s->one_norm);
 }
 
 static inline void model_write_shape(gguf_writer *w, const model_shape *s) {
-    char key[64];
-    gguf_meta_string(w, "general.architecture", "llama");
+    gguf_meta_string(w, "general.architecture", s->arch);
     gguf_meta_string(w, "general.name", "random");
     if (s->alignment != 32) gguf_meta_u32(w, "general.alignment", s->alignment);
-    gguf_meta_u32(w, model_key(key, "context_length"), s->n_ctx);
-    gguf_meta_u32(w, model_key(key, "embedding_length"), s->n_embd);
-    gguf_meta_u32(w, model_key(key, "block_count"), s->n_layers);
-    gguf_meta_u32(w, model_key(key, "feed_forward_length"), s->n_ff);
-    gguf_meta_u32(w, model_key(key, "attention.head_count"), s->n_heads);
-    gguf_meta_u32(w, model_key(key, "attention.head_count_kv"), s->n_kv_heads);
-    gguf_meta_f32(w, model_key(key, "attention.layer_norm_rms_epsilon"), s->epsilon);
-    if (s->head_dim * s->n_heads != s->n_embd || s->head_dim_v != s->head_dim) {
-        gguf_meta_u32(w, model_key(key, "attention.key_length"), s->head_dim);
-        gguf_meta_u32(w, model_key(key, "attention.value_length"), s->head_dim_v);
-    }
-    if (s->window) gguf_meta_u32(w, model_key(key, "attention.sliding_window"), s->window);
+    model_meta_u32(w, s, "context_length", s->n_ctx);
+    model_meta_u32(w, s, "embedding_length", s->n_embd);
+    model_meta_u32(w, s, "block_count", s->n_layers);
+    model_meta_u32(w, s, "feed_forward_length", s->n_ff);
+    model_meta_u32(w, s, "attention.head_count", s->n_heads);
+    model_meta_u32(w, s, "attention.head_count_kv", s->split_latent ? 1 : s->n_kv_heads);
+    model_meta_f32(w, s, model_traits(s) & MODEL_LAYER_NORM ? "attention.layer_norm_epsilon" :
+        "attention.layer_norm_rms_epsilon", s->epsilon);
+    model_write_heads(w, s);
+    model_some_u32(w, s, "attention.sliding_window", s->window);
     model_write_pattern(w, s);
     model_write_rope(w, s);
+    model_write_experts(w, s);
+    model_write_rest(w, s);
 }
 
 /* Pieces after the 259 specials and byte tokens, those merged first come first; '_' stands for the
@@ -737,20 +942,72 @@ typedef struct model_tensor {
     float middle, reach;
 } model_tensor;
 
-static inline void model_declare(gguf_writer *w, gguf_buf *list, const char *name, int layer,
-    int type, uint64_t n_in, uint64_t n_out, float middle, double reach) {
+/* What the tensors of a model are declared with. */
+typedef struct model_maker {
+    gguf_writer *w;
+    gguf_buf *list;             /* of model_tensor */
+    const model_shape *s;
+    unsigned traits;
+    int layer;                  /* -1: outside the layers */
+} model_maker;
+
+static inline model_maker model_make(gguf_writer *w, gguf_buf *list, const model_shape *s,
+    int layer) {
+    model_maker k = {w, list, s, model_traits(s), layer};
+    return k;
+}
+
+static inline void model_put(const model_maker *k, const char *name, int type, uint32_t n_dims,
+    const uint64_t *dims, float middle, double reach) {
     char full[64];
-    uint64_t dims[2];
     model_tensor t;
-    dims[0] = n_in;
-    dims[1] = n_out;
-    if (layer < 0) snprintf(full, sizeof full, "%s", name);
-    else snprintf(full, sizeof full, "blk.%d.%s", layer, name);
+    if (k->layer < 0) snprintf(full, sizeof full, "%s", name);
+    else snprintf(full, sizeof full, "blk.%d.%s", k->layer, name);
     memset(&t, 0, sizeof t);
-    t.tensor = gguf_tensor(w, full, type, n_out ? 2 : 1, dims);
+    t.tensor = gguf_tensor(k->w, full, type, n_dims, dims);
     t.middle = middle;
     t.reach = (float)reach;
-    gguf_bytes(list, &t, sizeof t);
+    gguf_bytes(k->list, &t, sizeof t);
+}
+
+static inline void model_vector(const model_maker *k, const char *name, uint64_t n, float middle,
+    double reach) {
+    model_put(k, name, GGUF_F32, 1, &n, middle, reach);
+}
+
+static inline void model_matrix(const model_maker *k, const char *name, uint64_t n_in,
+    uint64_t n_out, double reach) {
+    uint64_t dims[2];
+    dims[0] = n_in;
+    dims[1] = n_out;
+    model_put(k, name, k->s->type, 2, dims, 0, reach);
+}
+
+/* One matrix for each expert or head. */
+static inline void model_matrices(const model_maker *k, const char *name, uint64_t n_in,
+    uint64_t n_out, uint64_t n, double reach) {
+    uint64_t dims[3];
+    dims[0] = n_in;
+    dims[1] = n_out;
+    dims[2] = n;
+    model_put(k, name, k->s->type, 3, dims, 0, reach);
+}
+
+/* One vector for each expert or head. */
+static inline void model_vectors(const model_maker *k, const char *name, uint64_t size, uint64_t n,
+    float middle, double reach) {
+    uint64_t dims[2];
+    dims[0] = size;
+    dims[1] = n;
+    model_put(k, name, GGUF_F32, 2, dims, middle, reach);
+}
+
+static inline void model_norm(const model_maker *k, const char *name, uint64_t n) {
+    char full[40];
+    snprintf(full, sizeof full, "%s.weight", name);
+    model_vector(k, full, n, 1.0f, 0.25);
+    snprintf(full, sizeof full, "%s.bias", name);
+    if (k->traits & MODEL_NORM_BIAS) model_vector(k, full, n, 0, 0.25);
 }
 
 /* Half the width of a uniform distribution with which the sum of n products with numbers near 1 has
@@ -759,46 +1016,173 @@ static inline double model_reach(uint64_t n) {
     return sqrt(3.0 / (double)n);
 }
 
+static inline void model_declare_qkv(const model_maker *k) {
+    const model_shape *s = k->s;
+    uint64_t e = s->n_embd, q = (uint64_t)s->n_heads * s->head_dim;
+    uint64_t kk = (uint64_t)s->n_kv_heads * s->head_dim;
+    uint64_t v = (uint64_t)s->n_kv_heads * s->head_dim_v, o = (uint64_t)s->n_heads * s->head_dim_v;
+    int fused = (k->traits & MODEL_QKV) != 0, biased = (k->traits & MODEL_QKV_BIAS) != 0;
+    double in = model_reach(e);
+    if (fused) model_matrix(k, "attn_qkv.weight", e, q + kk + v, 1.3 * in);
+    if (fused && biased) model_vector(k, "attn_qkv.bias", q + kk + v, 0, 0.5);
+    if (!fused) {
+        model_matrix(k, "attn_q.weight", e, q, 1.4 * in);
+        model_matrix(k, "attn_k.weight", e, kk, 1.4 * in);
+        model_matrix(k, "attn_v.weight", e, v, in);
+    }
+    model_matrix(k, "attn_output.weight", o, e, 1.5 * model_reach(o));
+    if (!fused && biased) {
+        model_vector(k, "attn_q.bias", q, 0, 0.5);
+        model_vector(k, "attn_k.bias", kk, 0, 0.5);
+        model_vector(k, "attn_v.bias", v, 0, 0.5);
+    }
+    if (k->traits & MODEL_OUT_BIAS) model_vector(k, "attn_output.bias", e, 0, 0.5);
+}
+
+/* Norms of queries and keys, which make them longer, so that scores have a spread; and sinks. */
+static inline void model_declare_scores(const model_maker *k) {
+    const model_shape *s = k->s;
+    uint64_t d = s->head_dim, wide = k->traits & MODEL_QK_WIDE ? 1 : 0;
+    if (k->traits & (MODEL_QK_NORM | MODEL_QK_WIDE)) {
+        model_vector(k, "attn_q_norm.weight", wide ? s->n_heads * d : d, 1.5f, 0.25);
+        model_vector(k, "attn_k_norm.weight", wide ? s->n_kv_heads * d : d, 1.5f, 0.25);
+    }
+    if (k->traits & MODEL_QK_OWN) {
+        model_vectors(k, "attn_q_norm.weight", d, s->n_heads, 1.5f, 0.25);
+        model_vectors(k, "attn_k_norm.weight", d, s->n_kv_heads, 1.5f, 0.25);
+    }
+    if (k->traits & MODEL_GPT_OSS) model_vector(k, "attn_sinks.weight", s->n_heads, 0, 2.0);
+}
+
+static inline void model_declare_latent(const model_maker *k) {
+    const model_shape *s = k->s;
+    uint64_t e = s->n_embd, n = s->n_heads, q = n * s->head_dim, c = s->kv_rank, cq = s->q_rank;
+    uint64_t plain = s->head_dim - s->rope_dim, v = s->head_dim_v, o = n * v;
+    double in = model_reach(e), out = 1.2 * model_reach(c);
+    if (cq) {
+        model_matrix(k, "attn_q_a.weight", e, cq, in);
+        model_norm(k, "attn_q_a_norm", cq);
+        model_matrix(k, "attn_q_b.weight", cq, q, 1.4 * model_reach(cq));
+    } else {
+        model_matrix(k, "attn_q.weight", e, q, 1.4 * in);
+    }
+    model_matrix(k, "attn_kv_a_mqa.weight", e, c + s->rope_dim, 1.2 * in);
+    model_norm(k, "attn_kv_a_norm", c);
+    if (s->split_latent) {
+        model_matrices(k, "attn_k_b.weight", plain, c, n, out);
+        model_matrices(k, "attn_v_b.weight", c, v, n, out);
+    } else {
+        model_matrix(k, "attn_kv_b.weight", c, n * (plain + v), out);
+    }
+    model_matrix(k, "attn_output.weight", o, e, 1.5 * model_reach(o));
+}
+
+/* A network whose tensors end so: "" or "_shexp". */
+static inline void model_declare_net(const model_maker *k, const char *end, uint64_t f) {
+    char name[40];
+    uint64_t e = k->s->n_embd;
+    int paired = (k->traits & MODEL_GATE_UP) != 0, biased = (k->traits & MODEL_FFN_BIAS) != 0;
+    double in = model_reach(e);
+    snprintf(name, sizeof name, "ffn_gate%s.weight", end);
+    if (!paired && !(k->traits & MODEL_NO_GATE)) model_matrix(k, name, e, f, 1.2 * in);
+    snprintf(name, sizeof name, "ffn_up%s.weight", end);
+    model_matrix(k, name, e, paired ? 2 * f : f, in);
+    snprintf(name, sizeof name, "ffn_down%s.weight", end);
+    model_matrix(k, name, f, e, 1.5 * model_reach(f));
+    if (biased) model_vector(k, "ffn_up.bias", f, 0, 0.5);
+    if (biased) model_vector(k, "ffn_down.bias", e, 0, 0.5);
+}
+
+/* gpt-oss has biases that lead beyond its clamps, and results of the size of those. */
+static inline void model_declare_experts(const model_maker *k) {
+    const model_shape *s = k->s;
+    uint64_t e = s->n_embd, f = s->n_ff_exp ? s->n_ff_exp : s->n_ff, n = s->n_experts;
+    int oss = (k->traits & MODEL_GPT_OSS) != 0;
+    double in = model_reach(e);
+    model_vectors(k, "ffn_gate_inp.weight", e, n, 0, 2.0 * in);
+    model_matrices(k, "ffn_gate_exps.weight", e, f, n, 1.2 * in);
+    model_matrices(k, "ffn_up_exps.weight", e, f, n, in);
+    model_matrices(k, "ffn_down_exps.weight", f, e, n, (oss ? 0.1 : 1.5) * model_reach(f));
+    if (oss) {
+        model_vector(k, "ffn_gate_inp.bias", n, 0, 0.5);
+        model_vectors(k, "ffn_gate_exps.bias", f, n, 0, 9.0);
+        model_vectors(k, "ffn_up_exps.bias", f, n, 0, 9.0);
+        model_vectors(k, "ffn_down_exps.bias", e, n, 0, 0.5);
+    }
+    if (s->expert_probs) model_vector(k, "exp_probs_b.bias", n, 0, 0.5);
+    if (model_is(s, "qwen2moe")) {
+        model_vector(k, "ffn_gate_inp_shexp.weight", e, 0, in);
+        model_declare_net(k, "_shexp", s->n_ff_shared ? s->n_ff_shared : s->n_ff);
+    }
+    if (s->n_shared) model_declare_net(k, "_shexp", s->n_shared * f);
+}
+
 /* Activations stay near 1; scores and logits have a spread near 2. */
 static inline void model_declare_layer(gguf_writer *w, gguf_buf *list, const model_shape *s,
     int il) {
-    uint64_t e = s->n_embd, f = s->n_ff;
-    uint64_t q = (uint64_t)s->n_heads * s->head_dim, k = (uint64_t)s->n_kv_heads * s->head_dim;
-    uint64_t v = (uint64_t)s->n_kv_heads * s->head_dim_v, o = (uint64_t)s->n_heads * s->head_dim_v;
-    double in = model_reach(e);
-    int t = s->type;
-    model_declare(w, list, "attn_norm.weight", il, GGUF_F32, e, 0, 1.0f, 0.25);
-    model_declare(w, list, "attn_q.weight", il, t, e, q, 0, 1.4 * in);
-    model_declare(w, list, "attn_k.weight", il, t, e, k, 0, 1.4 * in);
-    model_declare(w, list, "attn_v.weight", il, t, e, v, 0, in);
-    model_declare(w, list, "attn_output.weight", il, t, o, e, 0, 1.5 * model_reach(o));
-    if (s->biases) {
-        model_declare(w, list, "attn_q.bias", il, GGUF_F32, q, 0, 0, 0.5);
-        model_declare(w, list, "attn_k.bias", il, GGUF_F32, k, 0, 0, 0.5);
-        model_declare(w, list, "attn_v.bias", il, GGUF_F32, v, 0, 0, 0.5);
-        model_declare(w, list, "attn_output.bias", il, GGUF_F32, e, 0, 0, 0.5);
-    }
-    model_declare(w, list, "ffn_norm.weight", il, GGUF_F32, e, 0, 1.0f, 0.25);
-    model_declare(w, list, "ffn_gate.weight", il, t, e, f, 0, 1.2 * in);
-    model_declare(w, list, "ffn_up.weight", il, t, e, f, 0, in);
-    model_declare(w, list, "ffn_down.weight", il, t, f, e, 0, 1.5 * model_reach(f));
+    model_maker maker = model_make(w, list, s, il), *k = &maker;
+    uint64_t e = s->n_embd;
+    int post = (k->traits & MODEL_POST_NORMS) != 0;
+    if (!(k->traits & MODEL_NO_ATTN_NORM)) model_norm(k, "attn_norm", e);
+    if (s->two_norms) model_norm(k, "attn_norm_2", e);
+    if (k->traits & MODEL_LATENT) model_declare_latent(k);
+    else model_declare_qkv(k);
+    model_declare_scores(k);
+    if (post || k->traits & MODEL_GPT_OSS) model_norm(k, "post_attention_norm", e);
+    if (!(k->traits & (MODEL_NO_FFN_NORM | MODEL_GPT_OSS))) model_norm(k, "ffn_norm", e);
+    if (s->n_experts && k->layer >= (int)s->n_dense) model_declare_experts(k);
+    else model_declare_net(k, "", s->n_ff);
+    if (post) model_norm(k, "post_ffw_norm", e);
 }
 
-static inline void model_fill_rope_freqs(const gguf_writer *w, size_t tensor, size_t n) {
-    size_t i;
+/* Divisors of frequencies, from 1 to `most`. */
+static inline void model_fill_factors(const gguf_writer *w, size_t tensor, size_t most) {
+    size_t i, n;
     if (tensor == GGUF_NONE) return;
     n = (size_t)gguf_tensor_at(w, tensor)->dims[0];
     for (i = 0; i < n; i++) {
-        float x = (float)(1.0 + (double)(7 * i) / (double)(n > 1 ? n - 1 : 1));
+        double part = (double)((most - 1) * i) / (double)(n > 1 ? n - 1 : 1);
+        float x = (float)(1.0 + part);
         gguf_to_type(GGUF_F32, &x, 1, gguf_tensor_data(w, tensor) + 4 * i);
     }
+}
+
+/* What an architecture multiplies its logits by. */
+static inline double model_logit_scale(const model_shape *s) {
+    if (model_is(s, "minicpm3")) return 256.0 / (double)s->n_embd;
+    if (model_is(s, "granite") && s->logit_scale > 0) return 1 / (double)s->logit_scale;
+    return s->logit_scale > 0 ? (double)s->logit_scale : 1.0;
+}
+
+/* A matrix, or a vector if n_out is 0. */
+static inline void model_declare(gguf_writer *w, gguf_buf *list, const char *name, int layer,
+    int type, uint64_t n_in, uint64_t n_out, float middle, double reach) {
+    model_maker k = {w, list, NULL, 0, layer};
+    uint64_t dims[2];
+    dims[0] = n_in;
+    dims[1] = n_out;
+    model_put(&k, name, type, n_out ? 2 : 1, dims, middle, reach);
+}
+
+static inline void model_declare_all(gguf_writer *w, gguf_buf *list, const model_shape *s) {
+    model_maker k = model_make(w, list, s, -1);
+    uint64_t e = s->n_embd;
+    double head = 2.0 * model_reach(e) / model_logit_scale(s), embd = s->tied ? head : 1.0;
+    uint32_t i;
+    model_matrix(&k, "token_embd.weight", e, s->n_vocab, embd);
+    if (k.traits & MODEL_POSITIONS) model_vectors(&k, "position_embd.weight", e, s->n_ctx, 0, embd);
+    if (k.traits & MODEL_EMBD_NORM) model_norm(&k, "token_embd_norm", e);
+    for (i = 0; i < s->n_layers; i++) model_declare_layer(w, list, s, (int)i);
+    model_norm(&k, "output_norm", e);
+    if (!s->tied) model_matrix(&k, "output.weight", e, s->n_vocab, head);
+    if (k.traits & MODEL_HEAD_BIAS) model_vector(&k, "output.bias", s->n_vocab, 0, 1.0);
 }
 
 /* Writes the whole model; w->image and the marks stay for the caller, who ends with gguf_free. */
 static inline void model_write(gguf_writer *w, const model_shape *shape) {
     model_shape s = *shape;
     gguf_buf list = {NULL, 0, 0};
-    size_t i, freqs = GGUF_NONE;
+    size_t i, freqs = GGUF_NONE, shorter = GGUF_NONE, longer = GGUF_NONE;
     uint64_t dims[1];
     model_defaults(&s);
     gguf_start(w, s.version, s.alignment);
@@ -807,22 +1191,21 @@ static inline void model_write(gguf_writer *w, const model_shape *shape) {
     model_write_shape(w, &s);
     if (s.n_tokens >= 259) model_write_vocab(w, &s);
     if (s.more) s.more(w);
-    model_declare(w, &list, "token_embd.weight", -1, s.type, s.n_embd, s.n_vocab, 0,
-        s.tied ? 2.0 * model_reach(s.n_embd) : 1.0);
-    for (i = 0; i < s.n_layers; i++) model_declare_layer(w, &list, &s, (int)i);
-    model_declare(w, &list, "output_norm.weight", -1, GGUF_F32, s.n_embd, 0, 1.0f, 0.25);
-    if (!s.tied) {
-        model_declare(w, &list, "output.weight", -1, s.type, s.n_embd, s.n_vocab, 0,
-            2.0 * model_reach(s.n_embd));
-    }
+    model_declare_all(w, &list, &s);
     dims[0] = s.rope_dim / 2;
     if (s.rope_freqs) freqs = gguf_tensor(w, "rope_freqs.weight", GGUF_F32, 1, dims);
+    if (s.rope == MODEL_ROPE_LONG) {
+        longer = gguf_tensor(w, "rope_factors_long.weight", GGUF_F32, 1, dims);
+        shorter = gguf_tensor(w, "rope_factors_short.weight", GGUF_F32, 1, dims);
+    }
     gguf_finish(w);
     for (i = 0; i < list.size / sizeof(model_tensor); i++) {
         const model_tensor *t = (const model_tensor *)(const void *)list.data + i;
         model_fill(w, t->tensor, t->middle, t->reach, s.seed);
     }
-    if (s.rope_freqs) model_fill_rope_freqs(w, freqs, s.rope_dim / 2);
+    model_fill_factors(w, freqs, 8);
+    model_fill_factors(w, longer, 6);
+    model_fill_factors(w, shorter, 3);
     free(list.data);
 }
 
