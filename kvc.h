@@ -2769,6 +2769,14 @@ static KVC__UNUSED void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
     }
 }
 
+/* What becomes of a gate before it is multiplied by its partner: see the kernel activate. */
+typedef enum kvc__act {
+    KVC__ACT_SILU,              /* x / (1 + exp(-x)) */
+    KVC__ACT_GELU,              /* x times the normal distribution, approximated by tanh */
+    KVC__ACT_GELU_ERF,          /* the same by erf */
+    KVC__ACT_CLAMPED            /* SiLU of a steeper slope, gate and partner held in bounds */
+} kvc__act;
+
 #define KVC__KERNELS(X) \
     X(void, mm_f32, (const kvc__mm *a)) \
     X(void, mm_f16, (const kvc__mm *a)) \
@@ -2784,13 +2792,18 @@ static KVC__UNUSED void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
     X(void, quantize, (const float *x, uint32_t n, unsigned char *q8, uint32_t slot, \
         uint32_t height)) \
     X(void, rms_norm, (float *y, const float *x, const float *w, uint32_t n, float eps)) \
+    X(void, layer_norm, (float *y, const float *x, const float *w, const float *b, uint32_t n, \
+        float eps)) \
     X(void, rope, (float *x, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dim, \
         uint32_t apart, const float *turn, float scale)) \
     X(void, to_f16, (uint16_t *y, const float *x, uint32_t n)) \
     X(void, to_q8_0, (unsigned char *block, const float *x, uint32_t n)) \
     X(void, to_q4_0, (unsigned char *block, const float *x, uint32_t n)) \
-    X(void, silu_mul, (float *gate, const float *up, uint32_t n)) \
-    X(void, accumulate, (float *y, const float *x, uint32_t n)) \
+    X(void, activate, (float *gate, const float *up, uint32_t n, kvc__act act)) \
+    X(void, accumulate, (float *y, const float *x, float scale, uint32_t n)) \
+    X(void, multiply, (float *x, float by, uint32_t n)) \
+    X(void, clamp, (float *x, float limit, uint32_t n)) \
+    X(void, soft_cap, (float *x, float cap, uint32_t n)) \
     X(void, attention, (const kvc__attn *a)) \
     X(void, attention_merge, (const kvc__attn *a)) \
     X(void, attention_tally, (const kvc__attn *a, uint32_t number, uint32_t tile))
@@ -11731,7 +11744,7 @@ static void kvc__tally_unit(const kvc__plan *p, const kvc__op *op, uint32_t inde
 static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
 {
     float *gate = p->s.gate + (size_t)row * op->width;
-    p->kernels->silu_mul(gate, p->s.up + (size_t)row * op->width, op->width);
+    p->kernels->activate(gate, p->s.up + (size_t)row * op->width, op->width, KVC__ACT_SILU);
     kvc__form_part(p, op, gate, op->width, row, 0, op->width);
 }
 
@@ -11747,7 +11760,7 @@ static void kvc__block_bias(const kvc__plan *p, const kvc__block *b, const float
 {
     uint32_t r;
     for (r = 0; r < b->n_rows; r++)
-        p->kernels->accumulate(b->y + (size_t)r * b->stride, bias + b->out, b->n_out);
+        p->kernels->accumulate(b->y + (size_t)r * b->stride, bias + b->out, 1.0f, b->n_out);
 }
 
 /* Weights in place are packed here if that is worth it. */
@@ -11814,7 +11827,7 @@ static void kvc__block_finish(const kvc__plan *p, const kvc__op *op, const kvc__
     for (r = 0; r < b->n_rows; r++) {
         const float *y = b->y + (size_t)r * b->stride;
         float *dst = kvc__op_row(p, op, b->mat, b->row + r) + b->out;
-        if (op->add_to_x) p->kernels->accumulate(dst, y, b->n_out);
+        if (op->add_to_x) p->kernels->accumulate(dst, y, 1.0f, b->n_out);
         else memcpy(dst, y, b->n_out * sizeof(float));
     }
 }
@@ -11827,7 +11840,7 @@ static void kvc__block_gate(const kvc__plan *p, const kvc__op *op, const kvc__bl
     for (r = 0; r < gate->n_rows; r++) {
         float *g = gate->y + (size_t)r * gate->stride;
         uint32_t row = gate->row + r;
-        p->kernels->silu_mul(g, up->y + (size_t)r * up->stride, gate->n_out);
+        p->kernels->activate(g, up->y + (size_t)r * up->stride, gate->n_out, KVC__ACT_SILU);
         memcpy(op->dst[0] + (size_t)row * width + gate->out, g, gate->n_out * sizeof(float));
         kvc__form_part(p, op, g, width, row, gate->out, gate->n_out);
     }
@@ -11941,7 +11954,7 @@ static void kvc__matrix_cblas(const kvc__plan *p, const kvc__op *op)
             kvc__panel_cblas(p, op, i, out, n, w);
         }
         for (r = 0; m->bias != NULL && r < op->n_rows; r++)
-            p->kernels->accumulate(kvc__op_row(p, op, i, r), m->bias, m->n_out);
+            p->kernels->accumulate(kvc__op_row(p, op, i, r), m->bias, 1.0f, m->n_out);
     }
 }
 #endif
@@ -15236,8 +15249,28 @@ KVC__FORCE KVC__(vec) KVC__(exp)(KVC__(vec) x)
     return KVC__(if_less)(hi, x, inf, KVC__(exp_low)(KVC__(if_less)(hi, x, hi, x)));
 }
 
+/* tanh(x) with a relative error below 2^-21: x (1 + x^2 P(x^2)) where that is accurate, beyond it
+   (1 - e) / (1 + e) with e = exp(-2 |x|), which cannot overflow. P is the polynomial through the
+   five Chebyshev nodes of [0, 0.625^2]. */
+KVC__FORCE KVC__(vec) KVC__(tanh)(KVC__(vec) x)
+{
+    static const float c[5] = { -6.09671417e-3f, 2.09971790e-2f, -5.38509096e-2f, 0.133327697f,
+        -0.333333289f };
+    const KVC__(vec) zero = KVC__(set1)(0.0f), one = KVC__(set1)(1.0f);
+    KVC__(vec) size = KVC__(if_less)(x, zero, KVC__(sub)(zero, x), x);
+    KVC__(vec) e = KVC__(exp_low)(KVC__(mul)(size, KVC__(set1)(-2.0f))), outer, inner, square;
+    int i;
+    outer = KVC__(div)(KVC__(sub)(one, e), KVC__(add)(one, e));
+    outer = KVC__(if_less)(x, zero, KVC__(sub)(zero, outer), outer);
+    square = KVC__(mul)(x, x);
+    inner = KVC__(set1)(c[0]);
+    for (i = 1; i < 5; i++) inner = KVC__(fma)(inner, square, KVC__(set1)(c[i]));
+    inner = KVC__(mul)(x, KVC__(fma)(square, inner, one));
+    return KVC__(if_less)(size, KVC__(set1)(0.625f), inner, outer);
+}
+
 /* y = x / sqrt(mean(x^2) + eps) * w (Zhang and Sennrich, "Root mean square layer normalization",
-   2019) */
+   2019); y may be x. */
 static void KVC__(rms_norm)(float *y, const float *x, const float *w, uint32_t n, float eps)
 {
     KVC__(vec) acc = KVC__(set1)(0.0f), scale, t;
@@ -15259,21 +15292,123 @@ static void KVC__(rms_norm)(float *y, const float *x, const float *w, uint32_t n
     }
 }
 
-/* g / (1 + e^-g) * u (Shazeer, "GLU variants improve transformer", 2020: SwiGLU) */
-KVC__FORCE KVC__(vec) KVC__(silu_mul16)(KVC__(vec) g, KVC__(vec) u)
+/* y = (x - mean) / sqrt(mean of the squared deviations + eps) * w + b (Ba et al., "Layer
+   normalization", 2016), without b if that is NULL; y may be x. The mean comes first: squares of
+   what lies far from zero would leave little of the deviations. */
+static void KVC__(layer_norm)(float *y, const float *x, const float *w, const float *b, uint32_t n,
+    float eps)
 {
-    KVC__(vec) e = KVC__(exp)(KVC__(sub)(KVC__(set1)(0.0f), g));
-    return KVC__(mul)(KVC__(div)(g, KVC__(add)(KVC__(set1)(1.0f), e)), u);
+    KVC__(vec) acc = KVC__(set1)(0.0f), mean, scale, t;
+    float deviation[16];
+    uint32_t i, m;
+    for (i = 0; i < n; i += 16) {
+        m = n - i < 16 ? n - i : 16;
+        acc = KVC__(add)(acc, KVC__(load_n)(x + i, m));
+    }
+    mean = KVC__(set1)(KVC__(sum)(acc) / (float)n);
+    acc = KVC__(set1)(0.0f);
+    for (i = 0; i < n; i += 16) {
+        m = n - i < 16 ? n - i : 16;
+        KVC__(store)(deviation, KVC__(sub)(KVC__(load_n)(x + i, m), mean));
+        t = KVC__(load_n)(deviation, m);
+        acc = KVC__(fma)(t, t, acc);
+    }
+    scale = KVC__(set1)(1.0f / sqrtf(KVC__(sum)(acc) / (float)n + eps));
+    for (i = 0; i < n; i += 16) {
+        m = n - i < 16 ? n - i : 16;
+        t = KVC__(mul)(KVC__(sub)(KVC__(load_n)(x + i, m), mean), scale);
+        t = b == NULL ? KVC__(mul)(t, KVC__(load_n)(w + i, m))
+            : KVC__(fma)(t, KVC__(load_n)(w + i, m), KVC__(load_n)(b + i, m));
+        KVC__(store_n)(y + i, t, m);
+    }
 }
 
-static void KVC__(silu_mul)(float *gate, const float *up, uint32_t n)
+/* x / (1 + e^-y) */
+KVC__FORCE KVC__(vec) KVC__(sigmoid_mul)(KVC__(vec) x, KVC__(vec) y)
+{
+    KVC__(vec) e = KVC__(exp)(KVC__(sub)(KVC__(set1)(0.0f), y));
+    return KVC__(div)(x, KVC__(add)(KVC__(set1)(1.0f), e));
+}
+
+/* x Phi(x), Phi the normal distribution: 0.5 (1 + erf(x / sqrt 2)) (Hendrycks and Gimpel, "Gaussian
+   error linear units", 2016). For a = |x| < 1 it is 0.5 + x P(x^2). For others exp(a^2 / 2) Phi(-a)
+   is a smooth function of t = 1 / (1 + 0.33 a): t times a polynomial, with a relative error below
+   2^-26, so that the far side of Phi keeps its digits. The polynomials go through the five and
+   eight Chebyshev nodes of their ranges. */
+KVC__FORCE KVC__(vec) KVC__(gelu_erf)(KVC__(vec) x)
+{
+    static const float p[5] = { 9.43173718e-5f, -1.16951927e-3f, 9.96730152e-3f, -6.64896040e-2f,
+        0.398942265f };
+    static const float c[8] = { 0.0441851424f, -0.140107401f, 0.111386140f, 4.36197714e-3f,
+        0.101646941f, 0.115078080f, 0.131865429f, 0.131642151f };
+    const KVC__(vec) zero = KVC__(set1)(0.0f), one = KVC__(set1)(1.0f), half = KVC__(set1)(0.5f);
+    KVC__(vec) a = KVC__(if_less)(x, zero, KVC__(sub)(zero, x), x), square = KVC__(mul)(x, x);
+    KVC__(vec) t = KVC__(div)(one, KVC__(fma)(a, KVC__(set1)(0.33f), one));
+    KVC__(vec) inner = KVC__(set1)(p[0]), outer = KVC__(set1)(c[0]);
+    int i;
+    for (i = 1; i < 5; i++) inner = KVC__(fma)(inner, square, KVC__(set1)(p[i]));
+    inner = KVC__(fma)(inner, x, half);
+    for (i = 1; i < 8; i++) outer = KVC__(fma)(outer, t, KVC__(set1)(c[i]));
+    outer = KVC__(mul)(KVC__(mul)(outer, t),
+        KVC__(exp_low)(KVC__(mul)(square, KVC__(set1)(-0.5f))));
+    outer = KVC__(if_less)(x, zero, outer, KVC__(sub)(one, outer));
+    return KVC__(mul)(x, KVC__(if_less)(a, one, inner, outer));
+}
+
+/* act(g), times u if gated:
+   SILU     g / (1 + e^-g) (Shazeer, "GLU variants improve transformer", 2020: SwiGLU)
+   GELU     0.5 g (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) (Hendrycks and Gimpel 2016), which is
+            g / (1 + e^-2y) for the tanh of y
+   CLAMPED  g / (1 + e^-1.702g) (u + 1), g at most 7 and u from -7 to 7 (OpenAI, "gpt-oss", 2025) */
+KVC__FORCE KVC__(vec) KVC__(activate16)(KVC__(vec) g, KVC__(vec) u, const kvc__act act,
+    const int gated)
+{
+    const KVC__(vec) seven = KVC__(set1)(7.0f), less = KVC__(set1)(-7.0f);
+    if (act == KVC__ACT_GELU_ERF) {
+        g = KVC__(gelu_erf)(g);
+    } else if (act == KVC__ACT_GELU) {
+        KVC__(vec) by = KVC__(fma)(KVC__(mul)(g, g), KVC__(set1)(0.0713548163f),
+            KVC__(set1)(1.59576912f));
+        g = KVC__(sigmoid_mul)(g, KVC__(mul)(g, by));
+    } else if (act == KVC__ACT_CLAMPED) {
+        g = KVC__(if_less)(seven, g, seven, g);
+        u = KVC__(if_less)(seven, u, seven, KVC__(if_less)(u, less, less, u));
+        u = KVC__(add)(u, KVC__(set1)(1.0f));
+        g = KVC__(sigmoid_mul)(g, KVC__(mul)(g, KVC__(set1)(1.702f)));
+    } else {
+        g = KVC__(sigmoid_mul)(g, g);
+    }
+    return gated ? KVC__(mul)(g, u) : g;
+}
+
+KVC__FORCE void KVC__(activate_all)(float *gate, const float *up, uint32_t n, const kvc__act act,
+    const int gated)
 {
     uint32_t i;
-    for (i = 0; i + 16 <= n; i += 16)
-        KVC__(store)(gate + i, KVC__(silu_mul16)(KVC__(load)(gate + i), KVC__(load)(up + i)));
-    if (i < n)
-        KVC__(store_n)(gate + i,
-            KVC__(silu_mul16)(KVC__(load_n)(gate + i, n - i), KVC__(load_n)(up + i, n - i)), n - i);
+    KVC__(vec) u = KVC__(set1)(0.0f);
+    for (i = 0; i + 16 <= n; i += 16) {
+        if (gated) u = KVC__(load)(up + i);
+        KVC__(store)(gate + i, KVC__(activate16)(KVC__(load)(gate + i), u, act, gated));
+    }
+    if (i == n) return;
+    if (gated) u = KVC__(load_n)(up + i, n - i);
+    u = KVC__(activate16)(KVC__(load_n)(gate + i, n - i), u, act, gated);
+    KVC__(store_n)(gate + i, u, n - i);
+}
+
+/* gate = act(gate) * up, or act(gate) if up is NULL, which it must not be with CLAMPED. */
+static void KVC__(activate)(float *gate, const float *up, uint32_t n, kvc__act act)
+{
+    switch ((int)act + (up == NULL ? 8 : 0)) {
+    case KVC__ACT_SILU: KVC__(activate_all)(gate, up, n, KVC__ACT_SILU, 1); break;
+    case KVC__ACT_GELU: KVC__(activate_all)(gate, up, n, KVC__ACT_GELU, 1); break;
+    case KVC__ACT_GELU_ERF: KVC__(activate_all)(gate, up, n, KVC__ACT_GELU_ERF, 1); break;
+    case KVC__ACT_CLAMPED: KVC__(activate_all)(gate, up, n, KVC__ACT_CLAMPED, 1); break;
+    case KVC__ACT_SILU + 8: KVC__(activate_all)(gate, up, n, KVC__ACT_SILU, 0); break;
+    case KVC__ACT_GELU + 8: KVC__(activate_all)(gate, up, n, KVC__ACT_GELU, 0); break;
+    case KVC__ACT_GELU_ERF + 8: KVC__(activate_all)(gate, up, n, KVC__ACT_GELU_ERF, 0); break;
+    default: break;
+    }
 }
 
 /* (x[i] * own[i] + x[partner of i] * other[i]) * scale, where pairs are `apart` elements apart, 1
@@ -15310,13 +15445,55 @@ static void KVC__(to_f16)(uint16_t *y, const float *x, uint32_t n)
     for (; i < n; i++) y[i] = kvc__f32_to_f16(x[i]);
 }
 
-/* y += x */
-static void KVC__(accumulate)(float *y, const float *x, uint32_t n)
+/* y += x * scale, by fused multiply-add */
+static void KVC__(accumulate)(float *y, const float *x, float scale, uint32_t n)
 {
+    const KVC__(vec) by = KVC__(set1)(scale);
+    uint32_t i, m;
+    for (i = 0; i < n; i += 16) {
+        m = n - i < 16 ? n - i : 16;
+        KVC__(store_n)(y + i,
+            KVC__(fma)(KVC__(load_n)(x + i, m), by, KVC__(load_n)(y + i, m)), m);
+    }
+}
+
+static void KVC__(multiply)(float *x, float by, uint32_t n)
+{
+    const KVC__(vec) times = KVC__(set1)(by);
     uint32_t i;
     for (i = 0; i + 16 <= n; i += 16)
-        KVC__(store)(y + i, KVC__(add)(KVC__(load)(y + i), KVC__(load)(x + i)));
-    for (; i < n; i++) y[i] += x[i];
+        KVC__(store)(x + i, KVC__(mul)(KVC__(load)(x + i), times));
+    for (; i < n; i++) x[i] *= by;
+}
+
+/* x held from -limit to limit; NaN stays NaN. */
+static void KVC__(clamp)(float *x, float limit, uint32_t n)
+{
+    const KVC__(vec) hi = KVC__(set1)(limit), lo = KVC__(set1)(-limit);
+    KVC__(vec) t;
+    uint32_t i, m;
+    for (i = 0; i < n; i += 16) {
+        m = n - i < 16 ? n - i : 16;
+        t = KVC__(load_n)(x + i, m);
+        t = KVC__(if_less)(hi, t, hi, KVC__(if_less)(t, lo, lo, t));
+        KVC__(store_n)(x + i, t, m);
+    }
+}
+
+/* cap * tanh(x / cap) (Bello et al., "Neural combinatorial optimization", 2016) */
+KVC__FORCE KVC__(vec) KVC__(soft_cap16)(KVC__(vec) x, KVC__(vec) cap)
+{
+    return KVC__(mul)(cap, KVC__(tanh)(KVC__(div)(x, cap)));
+}
+
+static void KVC__(soft_cap)(float *x, float cap, uint32_t n)
+{
+    const KVC__(vec) to = KVC__(set1)(cap);
+    uint32_t i, m;
+    for (i = 0; i < n; i += 16) {
+        m = n - i < 16 ? n - i : 16;
+        KVC__(store_n)(x + i, KVC__(soft_cap16)(KVC__(load_n)(x + i, m), to), m);
+    }
 }
 
 /* The nearest whole number, ties to even, of magnitudes below 2^22. */

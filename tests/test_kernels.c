@@ -828,9 +828,12 @@ static void test_rms_norm(void **state) {
             double exact = (double)x[i] / sqrt(sum / n + 1e-5) * (double)w[i];
             assert_true(fabs((double)want[i] - exact) <= 1e-6 * fabs(exact));
         }
-        for (t = 1; t < n_tables; t++) {
+        for (t = 0; t < n_tables; t++) {
             k[t]->rms_norm(y, x, w, n, 1e-5f);
             check_bits(y, want, n, k[t]->name, "rms_norm", n);
+            memcpy(y, x, n * sizeof *y);
+            k[t]->rms_norm(y, y, w, n, 1e-5f);
+            check_bits(y, want, n, k[t]->name, "rms_norm in place", n);
         }
         free(x);
         free(w);
@@ -839,57 +842,223 @@ static void test_rms_norm(void **state) {
     }
 }
 
-/* Over the whole range of gates, tails of all lengths. */
-static void test_silu_mul(void **state) {
+/* The formula in double; `size` takes what the error is measured by. */
+static double exact_norm(const float *x, uint32_t n, uint32_t i, double *size) {
+    double mean = 0, squares = 0, largest = 0;
+    uint32_t j;
+    for (j = 0; j < n; j++) mean += (double)x[j] / n;
+    for (j = 0; j < n; j++) {
+        squares += ((double)x[j] - mean) * ((double)x[j] - mean);
+        if (fabs((double)x[j]) > largest) largest = fabs((double)x[j]);
+    }
+    *size = largest / sqrt(squares / n + 1e-5);
+    return ((double)x[i] - mean) / sqrt(squares / n + 1e-5);
+}
+
+/* Rows around zero and far from it, with b and without, in place and not. */
+static void test_layer_norm(void **state) {
     const kvc__kernels *k[5];
     size_t n_tables = tables(k), i, t;
-    uint64_t random = 3;
+    uint64_t random = 12;
     uint32_t n, round;
     (void)state;
-    for (round = 0; round < 20; round++) {
-        for (n = 1; n < 70; n++) {
-            float *g = new_floats(n), *u = new_floats(n), *want = new_floats(n), *y = new_floats(n);
-            fill(g, n, round % 2 ? 6.0f : 120.0f, &random);
-            fill(u, n, 2.0f, &random);
-            memcpy(want, g, n * sizeof *g);
-            k[0]->silu_mul(want, u, n);
-            for (i = 0; i < n; i++) {
-                double x = (double)g[i], exact = x / (1 + exp(-x)) * (double)u[i];
-                assert_true(fabs((double)want[i] - exact) <= 1e-6 * fabs(exact) + 1e-35);
-            }
-            for (t = 1; t < n_tables; t++) {
-                memcpy(y, g, n * sizeof *g);
-                k[t]->silu_mul(y, u, n);
-                check_bits(y, want, n, k[t]->name, "silu_mul", n);
-            }
-            free(g);
-            free(u);
-            free(want);
-            free(y);
+    for (round = 0; round < 600; round++) {
+        float *x = new_floats(n = 1 + round % 150), *w = new_floats(n), *b = new_floats(n);
+        float *want = new_floats(n), *y = new_floats(n), *bias = round % 4 < 2 ? b : NULL;
+        fill(x, n, 3.0f, &random);
+        for (i = 0; round % 3 == 0 && i < n; i++) x[i] += 40.0f;
+        fill(w, n, 1.5f, &random);
+        fill(b, n, 1.0f, &random);
+        k[0]->layer_norm(want, x, w, bias, n, 1e-5f);
+        for (i = 0; i < n; i++) {
+            double size, exact = exact_norm(x, n, (uint32_t)i, &size) * (double)w[i];
+            exact += bias ? (double)b[i] : 0;
+            assert_true(fabs((double)want[i] - exact) <= 1e-6 * (1 + size));
         }
+        for (t = 0; t < n_tables; t++) {
+            k[t]->layer_norm(y, x, w, bias, n, 1e-5f);
+            check_bits(y, want, n, k[t]->name, "layer_norm", n);
+            memcpy(y, x, n * sizeof *y);
+            k[t]->layer_norm(y, y, w, bias, n, 1e-5f);
+            check_bits(y, want, n, k[t]->name, "layer_norm in place", n);
+        }
+        free(x);
+        free(w);
+        free(b);
+        free(want);
+        free(y);
     }
+}
+
+/* What a kernel must come through: NaN first, then the infinities. */
+static const float odd_values[] = {NAN, INFINITY, -INFINITY, 0.0f, -0.0f, 1e30f, -1e30f, 3.4e38f,
+    -3.4e38f, 1e-40f, -1e-40f, 1e-45f, -1e-45f, 7.0f, -7.0f, 88.5f, -88.5f, 0.625f, -0.625f, 5e18f,
+    -5e18f, 20.0f, -20.0f, 1e-20f};
+
+/* Fills x with numbers of all sizes; n odd ones come first. */
+static void fill_odd(float *x, uint32_t n, uint32_t round, uint64_t *state) {
+    uint32_t i;
+    fill(x, n, round % 3 == 0 ? 6.0f : round % 3 == 1 ? 120.0f : 0.7f, state);
+    for (i = 0; round % 2 && i < n && i < COUNT(odd_values); i++)
+        x[i] = odd_values[(i + round / 2) % COUNT(odd_values)];
+}
+
+/* The same bits, or NaN both. */
+static void check_bits_or_nan(const float *got, const float *want, size_t n, const char *isa,
+    const char *what, size_t size) {
+    size_t i;
+    for (i = 0; i < n; i++)
+        if (!isnan(got[i]) || !isnan(want[i])) check_bits(got + i, want + i, 1, isa, what, size);
+}
+
+/* act(g) * u in double, and the error that is allowed: exponentials lose in proportion to what they
+   are taken of. */
+static double exact_act(kvc__act act, double g, double u, double *allowed) {
+    double y = act == KVC__ACT_GELU ? 2 * sqrt(2 / acos(-1.0)) * (g + 0.044715 * g * g * g) : g;
+    double power = act == KVC__ACT_GELU_ERF ? g * g / 2 : fabs(y);
+    if (act == KVC__ACT_CLAMPED) {
+        g = fmin(g, 7);
+        u = fmax(fmin(u, 7), -7) + 1;
+        y = 1.702 * g;
+        power = fabs(y);
+    }
+    y = act == KVC__ACT_GELU_ERF ? g * 0.5 * erfc(-g / sqrt(2)) : g / (1 + exp(-y));
+    *allowed = fabs(y * u) * 6e-7 * (1 + fmin(power, 100) / 4) + 2e-36 * (1 + fabs(u));
+    return y * u;
+}
+
+/* One run of all sets, with up and without. */
+static void check_act(kvc__act act, uint32_t n, uint32_t round, int gated, uint64_t *random) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), i, t;
+    float *g = new_floats(n), *u = new_floats(n), *want = new_floats(n), *y = new_floats(n);
+    fill_odd(g, n, round, random);
+    fill(u, n, round % 4 < 2 ? 2.0f : 12.0f, random);
+    if (n > 40) u[40] = NAN;
+    if (n > 41) u[41] = -1.0f;
+    memcpy(want, g, n * sizeof *g);
+    k[0]->activate(want, gated ? u : NULL, n, act);
+    for (i = 0; i < n; i++) {
+        double by = gated ? (double)u[i] : 1, allowed, exact;
+        if (isnan(g[i]) || isnan(by)) {
+            assert_true(isnan(want[i]));
+            continue;
+        }
+        if (isinf(g[i])) continue;
+        exact = exact_act(act, (double)g[i], by, &allowed);
+        if (fabs(exact) > 3.3e38) continue;
+        if (fabs((double)want[i] - exact) <= allowed) continue;
+        print_error("act %d of %.9g by %.9g is %.9g, not %.9g\n", (int)act, (double)g[i], by,
+            (double)want[i], exact);
+        fail();
+    }
+    for (t = 1; t < n_tables; t++) {
+        memcpy(y, g, n * sizeof *g);
+        k[t]->activate(y, gated ? u : NULL, n, act);
+        check_bits_or_nan(y, want, n, k[t]->name, "activate", n);
+    }
+    free(g);
+    free(u);
+    free(want);
+    free(y);
+}
+
+/* Over the whole range of gates, tails of all lengths. */
+static void test_activate(void **state) {
+    static const kvc__act acts[] = {KVC__ACT_SILU, KVC__ACT_GELU, KVC__ACT_GELU_ERF,
+        KVC__ACT_CLAMPED};
+    uint64_t random = 3;
+    uint32_t n, round;
+    size_t a;
+    (void)state;
+    for (a = 0; a < COUNT(acts); a++)
+        for (round = 0; round < 24; round++)
+            for (n = 1; n < 70; n++) {
+                check_act(acts[a], n, round, 1, &random);
+                if (acts[a] != KVC__ACT_CLAMPED) check_act(acts[a], n, round, 0, &random);
+            }
+}
+
+/* The error of erf as gelu has it, from its argument's whole range. */
+static void test_erf(void **state) {
+    double worst = 0;
+    int i;
+    (void)state;
+    for (i = -60000; i <= 60000; i++) {
+        float x = (float)i * 1e-4f, y = x;
+        if (i == 0) continue;
+        kvc__kernels_pick(KVC_ISA_BASE)->activate(&y, NULL, 1, KVC__ACT_GELU_ERF);
+        worst = fmax(worst, fabs(2 * (double)y / (double)x - 1 - erf((double)x / sqrt(2))));
+    }
+    if (worst > 2e-7) print_error("erf is off by %.3g\n", worst);
+    assert_true(worst <= 2e-7);
 }
 
 static void test_accumulate(void **state) {
     const kvc__kernels *k[5];
     size_t n_tables = tables(k), t;
     uint64_t random = 8;
-    uint32_t n, i;
+    uint32_t n, i, round;
     (void)state;
     for (n = 1; n < 70; n++) {
-        float *x = new_floats(n), *y = new_floats(n), *want = new_floats(n);
-        fill(x, n, 2.0f, &random);
-        for (t = 0; t < n_tables; t++) {
-            for (i = 0; i < n; i++) {
-                y[i] = (float)i / 7;
-                want[i] = y[i] + x[i];
+        for (round = 0; round < 2; round++) {
+            float *x = new_floats(n), *y = new_floats(n), *want = new_floats(n);
+            float scale = round ? 0.7f : 1.0f;
+            fill(x, n, 2.0f, &random);
+            for (t = 0; t < n_tables; t++) {
+                for (i = 0; i < n; i++) {
+                    y[i] = i % 16 == 5 ? -0.0f : (float)i / 7;
+                    if (i % 16 == 5) x[i] = -0.0f;
+                    want[i] = round ? fmaf(x[i], scale, y[i]) : y[i] + x[i];
+                }
+                k[t]->accumulate(y, x, scale, n);
+                check_bits(y, want, n, k[t]->name, "accumulate", n);
             }
-            k[t]->accumulate(y, x, n);
-            check_bits(y, want, n, k[t]->name, "accumulate", n);
+            free(x);
+            free(y);
+            free(want);
         }
-        free(x);
-        free(y);
-        free(want);
+    }
+}
+
+/* multiply and clamp, exactly; soft_cap against tanh. */
+static void test_bounds(void **state) {
+    const kvc__kernels *k[5];
+    size_t n_tables = tables(k), t;
+    uint64_t random = 13;
+    uint32_t n, i, round;
+    (void)state;
+    for (round = 0; round < 24; round++) {
+        for (n = 1; n < 70; n++) {
+            float *x = new_floats(n), *y = new_floats(n), *want = new_floats(n);
+            float cap = round % 4 < 2 ? 30.0f : 0.4f;
+            fill_odd(x, n, round, &random);
+            for (t = 0; t < n_tables; t++) {
+                for (i = 0; i < n; i++) want[i] = x[i] * cap;
+                memcpy(y, x, n * sizeof *x);
+                k[t]->multiply(y, cap, n);
+                check_bits_or_nan(y, want, n, k[t]->name, "multiply", n);
+                for (i = 0; i < n; i++)
+                    want[i] = x[i] > cap ? cap : x[i] < -cap ? -cap : x[i];
+                memcpy(y, x, n * sizeof *x);
+                k[t]->clamp(y, cap, n);
+                check_bits_or_nan(y, want, n, k[t]->name, "clamp", n);
+                memcpy(want, x, n * sizeof *x);
+                k[0]->soft_cap(want, cap, n);
+                memcpy(y, x, n * sizeof *x);
+                k[t]->soft_cap(y, cap, n);
+                check_bits_or_nan(y, want, n, k[t]->name, "soft_cap", n);
+            }
+            for (i = 0; i < n; i++) {
+                double exact = (double)cap * tanh((double)x[i] / (double)cap);
+                if (isnan(x[i])) assert_true(isnan(want[i]));
+                else assert_true(fabs((double)want[i] - exact) <= 5e-7 * fabs(exact) + 1e-43);
+                if (x[i] >= 0 && x[i] <= 0) assert_memory_equal(&want[i], &x[i], sizeof *x);
+            }
+            free(x);
+            free(y);
+            free(want);
+        }
     }
 }
 
@@ -1076,8 +1245,11 @@ int main(void) {
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_attention),
         cmocka_unit_test(test_rms_norm),
-        cmocka_unit_test(test_silu_mul),
+        cmocka_unit_test(test_layer_norm),
+        cmocka_unit_test(test_activate),
+        cmocka_unit_test(test_erf),
         cmocka_unit_test(test_accumulate),
+        cmocka_unit_test(test_bounds),
         cmocka_unit_test(test_quantize),
         cmocka_unit_test(test_decode),
         cmocka_unit_test(test_types),
