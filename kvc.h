@@ -2464,6 +2464,15 @@ typedef struct kvc__attn {
     uint32_t head_dim, head_dim_v, v_stride;    /* v_stride: elements from row to row */
     uint32_t slot, window;      /* row r sees the slots up to its own, slot + r, and of these the
                                    last `window` if that is not 0 */
+    float soft_cap;             /* scores become soft_cap * tanh(score / soft_cap); 0: they stay */
+    const float *slopes;        /* [n_q]: after that the score of a key loses the head's slope for
+                                   each position that it is back from the query; NULL: nothing */
+    const float *sinks;         /* [n_q]: one more score for each head, of a position that has no
+                                   value; NULL: none */
+    int v_in_k;                 /* no values are stored: that of a position is elements v_from to
+                                   v_from + head_dim_v of its key as it is stored, none of which is
+                                   turned; type_v and v_piece mean nothing */
+    uint32_t v_from;
     uint32_t from, to;          /* the spans of this call, by number */
     kvc_kv_type type_k, type_v;
     float *state;               /* [queries, part] the spans so far, merged */
@@ -2482,12 +2491,19 @@ static uint32_t kvc__part_floats(uint32_t v_stride)
     return v_stride + KVC__PART_TAIL;
 }
 
+/* Where values lie in keys: a block of 32 elements of the tiles of a span, and two copies of tiles
+   of it. From tile to tile: a power of two would crowd a few sets of the cache. */
+#define KVC__KEY_BLOCK (32u * 16u + 16u)
+#define KVC__KEY_BLOCKS (KVC__SPAN_TILES + 2u)
+
 /* Floats of working memory: the weights of a span, its parts, a copy of the queries in floats or 8
-   bits, one of them turned, and four tiles of keys. */
+   bits, one of them turned, four tiles of keys (or of each query and of sixteen once more the sums
+   over all elements of keys), and blocks of keys. */
 static size_t kvc__attn_floats(uint32_t n_queries, uint32_t head_dim, uint32_t v_stride)
 {
     const size_t whole = (size_t)kvc__div_up(head_dim, 32) * 32;
-    return n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + whole) + 65 * whole;
+    return n_queries * (KVC__WEIGHT_STRIDE + kvc__part_floats(v_stride) + whole) + 65 * whole +
+        KVC__KEY_BLOCKS * KVC__KEY_BLOCK;
 }
 
 /* Keys in 4 bits are rotated by the Walsh-Hadamard transform before they are rounded, and the
@@ -2513,7 +2529,8 @@ static void kvc__key_rotate(float *x, uint32_t width)
 /* A span as the queries of a group see it. Tiles beyond its own are the first of the next span;
    for a tile that no query sees, the nearest one that some query sees is given. */
 typedef struct kvc__span {
-    const unsigned char *k[KVC__SPAN_TILES + 8], *v[KVC__SPAN_TILES + 8];   /* tiles */
+    const unsigned char *k[KVC__SPAN_TILES + 8], *v[KVC__SPAN_TILES + 8];   /* tiles; v is k if
+                                                                               values lie there */
     uint32_t extent;
     int marked;                 /* has slots with marks; then scores are computed in floats */
     uint32_t start;             /* the first slot */
@@ -2746,7 +2763,7 @@ static KVC__UNUSED void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
 {
     const kvc__extent *t = &a->extents[s->extent];
     const size_t k_tile = 16 * kvc__kv_row(a->type_k, a->head_dim);
-    const size_t v_tile = 16 * kvc__kv_row(a->type_v, a->v_stride);
+    const size_t v_tile = a->v_in_k ? k_tile : 16 * kvc__kv_row(a->type_v, a->v_stride);
     const uint32_t end = s->extent + 1 < a->n_extents ? t->end : a->slot + a->n_rows;
     const uint32_t first = s->start / 16 + s->first, last = (end - 1) / 16;
     const uint32_t shift = a->page_shift - 4, mask = (1u << shift) - 1u;
@@ -2762,7 +2779,7 @@ static KVC__UNUSED void kvc__span_tiles(kvc__span *s, const kvc__attn *a)
             size_t piece = (size_t)a->head * slab->n_pages + page - slab->first;
             was = tile >> shift;
             k = slab->planes[a->layer].k + piece * a->k_piece;
-            v = slab->planes[a->layer].v + piece * a->v_piece;
+            v = a->v_in_k ? k : slab->planes[a->layer].v + piece * a->v_piece;
         }
         s->k[i] = k + (tile & mask) * k_tile;
         s->v[i] = v + (tile & mask) * v_tile;
@@ -11639,6 +11656,10 @@ static void kvc__attend_rows(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->type_v = l->type_v;
     a->parts = NULL;
     a->goes_on = 0;
+    a->soft_cap = 0;
+    a->slopes = a->sinks = NULL;
+    a->v_in_k = 0;
+    a->v_from = 0;
 }
 
 /* The same of a whole group. */
@@ -14155,6 +14176,16 @@ KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
     r.v = _mm512_permutexvar_ps(high ? _mm512_srli_epi32(t, 4) : t, value);
     return r;
 }
+/* a signed field of each of 16 words: what is left of it if the word, some bits flipped, is shifted
+   up, then down */
+KVC__FORCE KVC__(vec) KVC__(load_field)(const unsigned char *p, uint32_t flip, int up, int down)
+{
+    __m512i t = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_set1_epi32((int32_t)flip));
+    KVC__(vec) r;
+    t = _mm512_sra_epi32(_mm512_sll_epi32(t, _mm_cvtsi32_si128(up)), _mm_cvtsi32_si128(down));
+    r.v = _mm512_cvtepi32_ps(t);
+    return r;
+}
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { _mm512_storeu_ps(p, a.v); }
 KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) a)
 {
@@ -14253,6 +14284,19 @@ KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
     __m128i t = _mm_loadu_si128((const __m128i *)(const void *)p);
     if (high) t = _mm_srli_epi16(t, 4);
     return KVC__(from_i8)(_mm_sub_epi8(_mm_and_si128(t, _mm_set1_epi8(15)), _mm_set1_epi8(8)));
+}
+KVC__FORCE KVC__(vec) KVC__(load_field)(const unsigned char *p, uint32_t flip, int up, int down)
+{
+    const __m256i bits = _mm256_set1_epi32((int32_t)flip);
+    const __m128i by_up = _mm_cvtsi32_si128(up), by_down = _mm_cvtsi32_si128(down);
+    __m256i a = _mm256_loadu_si256((const __m256i *)(const void *)p);
+    __m256i b = _mm256_loadu_si256((const __m256i *)(const void *)(p + 32));
+    KVC__(vec) r;
+    a = _mm256_sra_epi32(_mm256_sll_epi32(_mm256_xor_si256(a, bits), by_up), by_down);
+    b = _mm256_sra_epi32(_mm256_sll_epi32(_mm256_xor_si256(b, bits), by_up), by_down);
+    r.a = _mm256_cvtepi32_ps(a);
+    r.b = _mm256_cvtepi32_ps(b);
+    return r;
 }
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
 {
@@ -14380,6 +14424,21 @@ KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
     t = high ? vshrq_n_u8(t, 4) : vandq_u8(t, vdupq_n_u8(15));
     return KVC__(from_i8)(vsubq_s8(vreinterpretq_s8_u8(t), vdupq_n_s8(8)));
 }
+KVC__FORCE float32x4_t KVC__(field4)(const unsigned char *p, uint32_t flip, int up, int down)
+{
+    uint32x4_t t = veorq_u32(vreinterpretq_u32_u8(vld1q_u8(p)), vdupq_n_u32(flip));
+    int32x4_t i = vreinterpretq_s32_u32(vshlq_u32(t, vdupq_n_s32(up)));
+    return vcvtq_f32_s32(vshlq_s32(i, vdupq_n_s32(-down)));
+}
+KVC__FORCE KVC__(vec) KVC__(load_field)(const unsigned char *p, uint32_t flip, int up, int down)
+{
+    KVC__(vec) r;
+    r.a = KVC__(field4)(p, flip, up, down);
+    r.b = KVC__(field4)(p + 16, flip, up, down);
+    r.c = KVC__(field4)(p + 32, flip, up, down);
+    r.d = KVC__(field4)(p + 48, flip, up, down);
+    return r;
+}
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) x)
 {
     vst1q_f32(p, x.a);
@@ -14481,6 +14540,13 @@ KVC__FORCE KVC__(vec) KVC__(load_bf16)(const void *p)
 KVC__FORCE KVC__(vec) KVC__(load_i8)(const unsigned char *p) KVC__EACH((float)(int8_t)p[i])
 KVC__FORCE KVC__(vec) KVC__(load_i4)(const unsigned char *p, const int high)
     KVC__EACH((float)((int)(high ? p[i] >> 4 : p[i] & 15) - 8))
+KVC__INLINE int32_t KVC__(field)(uint32_t word, int up, int down)
+{
+    const uint32_t sign = 1u << (31 - down);
+    return (int32_t)((word << up >> down) ^ sign) - (int32_t)sign;
+}
+KVC__FORCE KVC__(vec) KVC__(load_field)(const unsigned char *p, uint32_t flip, int up, int down)
+    KVC__EACH((float)KVC__(field)(kvc__rd32(p + 4 * i) ^ flip, up, down))
 KVC__FORCE void KVC__(store)(float *p, KVC__(vec) a) { memcpy(p, a.v, sizeof a.v); }
 KVC__FORCE void KVC__(store_f16)(uint16_t *p, KVC__(vec) a)
 {
@@ -14525,6 +14591,15 @@ KVC__FORCE void KVC__(store_i8)(int8_t *p, KVC__(vec) a)
 #define KVC__KEY_PIECES(n_q) 4u
 #else
 #define KVC__KEY_PIECES(n_q) 1u
+#endif
+
+/* And for values that lie in keys, in elements, at most 4. */
+#if KVC__PASS == 3
+#define KVC__ELEMENTS(n_q) ((n_q) <= 2 ? 4u : 2u)
+#elif KVC__PASS >= 2
+#define KVC__ELEMENTS(n_q) 4u
+#else
+#define KVC__ELEMENTS(n_q) 1u
 #endif
 
 /* The tree: lane i with i + 8, then i + 4, i + 2, i + 1. */
@@ -16101,11 +16176,21 @@ static void KVC__(mm_q4_0_packed)(const kvc__mm *a) { KVC__(mm_packed)(a, KVC__Q
    4 bits, rotated; a score adds, block of 32 by block, (float)(exact integer dot) times the product
    of the two scales, by fused multiply-add. Values in codes: a weight times the scale of the
    position's block is rounded to a float, which multiplies (float)code as a weight would a value.
+   Values inside of keys (multi-head latent attention: DeepSeek-AI, "DeepSeek-V2", 2024): an element
+   of o is a sum over the tiles that the query touches in a span, upwards; lane i adds weight times
+   element of position 16 t + i by fused multiply-add from zero, where positions that the query does
+   not see count as zero; then the lanes are added as a tree. Keys in 8 and 4 bits enter as scale
+   times code, which is exact, those of 4 bits rotated: the o of a span is turned back as by
+   kvc__key_rotate, over the blocks of that rotation which hold values.
+   A score passes through the soft cap (Gemma Team, "Gemma 2", 2024); then the slope of its head
+   times the distance is taken off by one fused multiply-add (Press et al., "Train short, test
+   long", 2022: ALiBi). Distances are between positions: what was removed in between is not counted.
    Positions are taken in spans of KVC__SPAN, cut at its multiples. A span gives its largest score
    m, the sum l of exp(score - m) (16 lanes, then the tree) and the weighted sum o of the values;
    spans are merged upwards with the rescaling of the online softmax (Milakov and Gimelshein 2018;
-   Dao et al., "FlashAttention", 2022). So the result depends on the row's position and on nothing
-   else: not on pages, chunks, groups or who else is computed.
+   Dao et al., "FlashAttention", 2022). A sink (OpenAI, "gpt-oss", 2025) is merged last, as a span
+   with one score and no value. So the result depends on the row's position and on nothing else: not
+   on pages, chunks, groups or who else is computed.
    A register tile is 6, 4, 2 or 1 queries by some vectors of positions or dimensions. Which queries
    share one changes no sum, since each has its lanes to itself. */
 
@@ -16375,6 +16460,32 @@ static void KVC__(scores)(const kvc__attn *a, const kvc__span *s, const float *q
     }
 }
 
+/* The cap and the slope of one query, for the tiles that positions lo to hi of a span touch; score
+   points to the first of them. */
+static void KVC__(shape_scores)(const kvc__attn *a, const kvc__span *s, uint32_t query,
+    float *score, uint32_t lo, uint32_t hi)
+{
+    static const float lanes[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    const KVC__(vec) lane = KVC__(load)(lanes);
+    const int64_t own = (int64_t)a->slot + query / a->n_q - a->extents[s->extent].gap;
+    uint32_t i;
+    for (i = lo & ~15u; i < hi; i += 16, score += 16) {
+        KVC__(vec) x = KVC__(load)(score);
+        if (a->soft_cap > 0) x = KVC__(soft_cap16)(x, KVC__(set1)(a->soft_cap));
+        if (a->slopes != NULL) {
+            const float distance = (float)(own - s->start - i);     /* of lane 0 */
+            x = KVC__(fma)(KVC__(set1)(a->slopes[query % a->n_q]),
+                KVC__(sub)(lane, KVC__(set1)(distance)), x);
+        }
+        KVC__(store)(score, x);
+    }
+}
+
+KVC__FORCE int KVC__(has_shape)(const kvc__attn *a)
+{
+    return a->soft_cap > 0 || a->slopes != NULL;
+}
+
 /* The largest score of the positions from lo to hi. Of the tiles they touch, the rest becomes
    -infinity. */
 KVC__FORCE float KVC__(top_score)(float *score, uint32_t lo, uint32_t hi)
@@ -16411,6 +16522,9 @@ static void KVC__(softmax)(const kvc__attn *a, const kvc__span *s, float *score,
     uint32_t i;
     for (i = 0; i < s->n_queries; i++) {
         if (s->lo[i] == s->hi[i]) continue;
+        if (KVC__(has_shape)(a))
+            KVC__(shape_scores)(a, s, i, score + i * KVC__WEIGHT_STRIDE + (s->lo[i] & ~15u),
+                s->lo[i], s->hi[i]);
         part[i * stride + a->v_stride] =
             KVC__(top_score)(score + i * KVC__WEIGHT_STRIDE, s->lo[i], s->hi[i]);
     }
@@ -16596,6 +16710,196 @@ static void KVC__(values)(const kvc__attn *a, const kvc__span *s, const float *w
     }
 }
 
+/* ---- values inside of keys ---- */
+
+/* Sums of n_q queries over the tiles from first to last, `wide` elements from `from` on, in lanes:
+   [queries, 4, 16]. */
+KVC__FORCE void KVC__(key_lanes)(const unsigned char *const *k, uint32_t first, uint32_t last,
+    const float *weight, size_t from, float *sums, const kvc_kv_type type, const uint32_t n_q,
+    const uint32_t wide)
+{
+    const size_t size = kvc__kv_size(type);
+    const int format = type == KVC_KV_F16 ? KVC__F16 : KVC__F32;
+    KVC__(native) acc[6][4], x[4], w;
+    uint32_t lane, t, h, j;
+    for (lane = 0; lane < 16; lane += KVC__NATIVE) {
+        KVC__FLAT
+        for (h = 0; h < n_q; h++) {
+            KVC__FLAT
+            for (j = 0; j < wide; j++) acc[h][j] = KVC__(native_set1)(0.0f);
+        }
+        for (t = first; t < last; t++) {
+            const unsigned char *at = k[t] + (16 * from + lane) * size;
+            KVC__FLAT
+            for (j = 0; j < wide; j++) x[j] = KVC__(native_load_w)(at + 16 * j * size, format);
+            KVC__FLAT
+            for (h = 0; h < n_q; h++) {
+                w = KVC__(native_load)(weight + h * KVC__WEIGHT_STRIDE + 16 * t + lane);
+                KVC__FLAT
+                for (j = 0; j < wide; j++) acc[h][j] = KVC__(native_fma)(w, x[j], acc[h][j]);
+            }
+        }
+        KVC__FLAT
+        for (h = 0; h < n_q; h++) {
+            KVC__FLAT
+            for (j = 0; j < wide; j++)
+                KVC__(native_store)(sums + 64 * h + 16 * j + lane, acc[h][j]);
+        }
+    }
+}
+
+/* The sums of n elements, which tiles begin with. */
+KVC__FORCE void KVC__(key_sums)(const unsigned char *const *k, uint32_t first, uint32_t last,
+    const float *weight, float *o, size_t o_stride, uint32_t n, const kvc_kv_type type,
+    const uint32_t n_q)
+{
+    const uint32_t wide = KVC__ELEMENTS(n_q);
+    float sums[6 * 4 * 16];
+    uint32_t d, j, h;
+    for (d = 0; d + 4 <= n; d += 4) {
+        for (j = 0; j < 4; j += wide)
+            KVC__(key_lanes)(k, first, last, weight, d + j, sums + 16 * j, type, n_q, wide);
+        for (h = 0; h < n_q; h++) KVC__(sum4)(o + h * o_stride + d, sums + 64 * h);
+    }
+    for (; d < n; d++) {
+        KVC__(key_lanes)(k, first, last, weight, d, sums, type, n_q, 1);
+        for (h = 0; h < n_q; h++)
+            o[h * o_stride + d] = KVC__(sum)(KVC__(load)(sums + 64 * h));
+    }
+}
+
+/* Copies n elements of a tile, with zeros in the lanes that are not from lo to hi. */
+static const unsigned char *KVC__(cut_keys)(float *to, const unsigned char *from, uint32_t n,
+    uint32_t lo, uint32_t hi, kvc_kv_type type)
+{
+    static const float lanes[16] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    const KVC__(vec) lane = KVC__(load)(lanes), zero = KVC__(set1)(0.0f);
+    const KVC__(vec) begin = KVC__(set1)((float)lo), end = KVC__(set1)((float)hi);
+    uint16_t *halves = (uint16_t *)(void *)to;
+    KVC__(vec) x;
+    uint32_t i;
+    for (i = 0; i < n; i++) {
+        if (type == KVC_KV_F16) x = KVC__(load_f16)(from + 32 * i);
+        else x = KVC__(load)((const float *)(const void *)(from + 64 * i));
+        x = KVC__(if_less)(lane, begin, zero, KVC__(if_less)(lane, end, x, zero));
+        if (type == KVC_KV_F16) KVC__(store_f16)(halves + 16 * i, x);
+        else KVC__(store)(to + 16 * i, x);
+    }
+    return (const unsigned char *)to;
+}
+
+/* The sums of n elements, which the tiles `at` begin with, for the queries of a row, which all see
+   positions lo to hi. Rows have tiles of queries to themselves, so that each adds its own tiles and
+   no others; cut is for two copies of tiles. */
+static void KVC__(key_row)(const kvc__attn *a, uint32_t lo, uint32_t hi,
+    const unsigned char *const *at, float *cut, const float *weight, float *o, size_t o_stride,
+    uint32_t n)
+{
+    const kvc_kv_type type = kvc__kv_coded(a->type_k) ? KVC_KV_F32 : a->type_k;
+    const uint32_t first = lo / 16, last = (hi + 15) / 16;
+    const unsigned char *k[KVC__SPAN_TILES];
+    uint32_t i, n_q;
+    memcpy(k + first, at + first, (last - first) * sizeof *k);
+    if (lo % 16 != 0)
+        k[first] = KVC__(cut_keys)(cut, at[first], n, lo % 16, hi - 16 * first, type);
+    if (hi % 16 != 0 && (lo % 16 == 0 || last > first + 1))
+        k[last - 1] = KVC__(cut_keys)(cut + KVC__KEY_BLOCK, at[last - 1], n, 0, hi % 16, type);
+    for (i = 0; i < a->n_q; i += n_q, weight += n_q * KVC__WEIGHT_STRIDE, o += n_q * o_stride) {
+        n_q = KVC__(tile_queries)(a->n_q - i);
+        switch (8 * (uint32_t)type + n_q) {
+        KVC__CASES(key_sums, KVC_KV_F32, k, first, last, weight, o, o_stride, n)
+        KVC__CASES(key_sums, KVC_KV_F16, k, first, last, weight, o, o_stride, n)
+        default: break;
+        }
+    }
+}
+
+/* Block b of 32 elements of a tile in codes as floats; those of 4 bits stay rotated. */
+static void KVC__(key_block)(kvc_kv_type type, const unsigned char *tile, uint32_t b, float *to)
+{
+    const unsigned char *p = tile + (size_t)b * 16 * (2 + kvc__kv_codes(type));
+    const KVC__(vec) scale = KVC__(load_f16)(p);
+    uint32_t i;
+    p += 32;
+    for (i = 0; i < 32; i++) {
+        const int up = 24 - 8 * (int)(i % 4);
+        KVC__(vec) x;
+        if (type == KVC_KV_Q8) x = KVC__(load_field)(p + i / 4 * 64, 0, up, 24);
+        else x = KVC__(load_field)(p + i % 16 / 4 * 64, 0x88888888u, i < 16 ? up + 4 : up, 28);
+        KVC__(store)(to + 16 * i, KVC__(mul)(scale, x));
+    }
+}
+
+/* As kvc__key_rotate for the sums of n queries, block by block; t: [width, 16] for 16 at a time. */
+static void KVC__(rotate_sums)(float *sums, uint32_t n, uint32_t width, uint32_t block, float *t)
+{
+    uint32_t i, j, d, m;
+    for (i = 0; i < n; i += 16, sums += 16 * (size_t)width) {
+        m = n - i < 16 ? n - i : 16;
+        if (m < 16) memset(t, 0, 16 * (size_t)width * sizeof *t);
+        for (d = 0; d < width; d += 4) {
+            for (j = 0; j + 4 <= m; j += 4)
+                KVC__(turn4)(t + 16 * d + j, 16, sums + (size_t)j * width + d, width);
+            for (; j < m; j++) {
+                t[16 * d + j] = sums[(size_t)j * width + d];
+                t[16 * d + 16 + j] = sums[(size_t)j * width + d + 1];
+                t[16 * d + 32 + j] = sums[(size_t)j * width + d + 2];
+                t[16 * d + 48 + j] = sums[(size_t)j * width + d + 3];
+            }
+        }
+        for (d = 0; d < width; d += block) KVC__(rotate_keys)(t + 16 * d, block);
+        for (d = 0; d < width; d += 4) {
+            for (j = 0; j + 4 <= m; j += 4)
+                KVC__(turn4)(sums + (size_t)j * width + d, width, t + 16 * d + j, 16);
+            for (; j < m; j++) {
+                sums[(size_t)j * width + d] = t[16 * d + j];
+                sums[(size_t)j * width + d + 1] = t[16 * d + 16 + j];
+                sums[(size_t)j * width + d + 2] = t[16 * d + 32 + j];
+                sums[(size_t)j * width + d + 3] = t[16 * d + 48 + j];
+            }
+        }
+    }
+}
+
+/* The weighted sums of all queries. work: first the sums of keys in codes, of whole blocks; behind
+   them what turns these back; last the blocks of a span. */
+static void KVC__(values_in_keys)(const kvc__attn *a, const kvc__span *s, const float *weight,
+    float *part, float *work)
+{
+    const int coded = kvc__kv_coded(a->type_k), rotated = a->type_k == KVC_KV_Q4;
+    const uint32_t whole = kvc__div_up(a->head_dim, 32) * 32;
+    const uint32_t turn = rotated ? a->head_dim & (0u - a->head_dim) : 1;
+    const uint32_t unit = !coded ? 1 : turn < 32 ? 32 : turn, end = a->v_from + a->head_dim_v;
+    const uint32_t from = a->v_from / unit * unit, to = kvc__div_up(end, unit) * unit;
+    const uint32_t width = (to < whole ? to : whole) - from;
+    const size_t stride = kvc__part_floats(a->v_stride), o_stride = coded ? width : stride;
+    const size_t size = 16 * kvc__kv_size(a->type_k);
+    float *o = coded ? work : part, *blocks = work + 64 * (size_t)whole;
+    const unsigned char *at[KVC__SPAN_TILES];
+    uint32_t i, t, d, n;
+    for (i = 0; i < s->n_queries; i++) memset(part + i * stride, 0, a->v_stride * sizeof *part);
+    if (coded) memset(work, 0, s->n_queries * o_stride * sizeof *work);
+    for (d = 0; d < width; d += 32) {
+        n = width - d < 32 ? width - d : 32;
+        for (t = s->first; t < s->last; t++) {
+            at[t] = s->k[t] + (from + d) * size;
+            if (!coded) continue;
+            at[t] = (const unsigned char *)(blocks + t * KVC__KEY_BLOCK);
+            KVC__(key_block)(a->type_k, s->k[t], (from + d) / 32, blocks + t * KVC__KEY_BLOCK);
+        }
+        for (i = 0; i < s->n_queries; i += a->n_q) {
+            if (s->lo[i] == s->hi[i]) continue;
+            KVC__(key_row)(a, s->lo[i], s->hi[i], at, blocks + KVC__SPAN_TILES * KVC__KEY_BLOCK,
+                weight + i * KVC__WEIGHT_STRIDE, o + i * o_stride + d, o_stride, n);
+        }
+    }
+    if (rotated)
+        KVC__(rotate_sums)(work, s->n_queries, width, turn, work + s->n_queries * (size_t)whole);
+    for (i = 0; coded && i < s->n_queries; i++)
+        memcpy(part + i * stride, work + i * o_stride + (a->v_from - from),
+            a->head_dim_v * sizeof *part);
+}
+
 /* state = state * keep + part * take for the queries that see the span. */
 static void KVC__(fold_part)(const kvc__attn *a, const kvc__span *s, const float *part)
 {
@@ -16653,9 +16957,38 @@ static void KVC__(attention)(const kvc__attn *a)
         marked = s.marked;
         KVC__(scores)(a, &s, q, k, weight);
         KVC__(softmax)(a, &s, weight, part);
-        KVC__(values)(a, &s, weight, part);
+        if (a->v_in_k) KVC__(values_in_keys)(a, &s, weight, part, k);
+        else KVC__(values)(a, &s, weight, part);
         if (a->parts != NULL) part += n * stride;
         else KVC__(fold_part)(a, &s, part);
+    }
+}
+
+/* Takes the sinks into state. */
+static void KVC__(fold_sinks)(const kvc__attn *a)
+{
+    const uint32_t n = a->n_rows * a->n_q;
+    const size_t stride = kvc__part_floats(a->v_stride);
+    float keep[KVC__MAX_QUERIES], take[KVC__MAX_QUERIES];
+    uint32_t i, d;
+    memset(keep, 0, sizeof keep);
+    memset(take, 0, sizeof take);
+    for (i = 0; i < n; i++) {
+        float *m = a->state + i * stride + a->v_stride, sink = a->sinks[i % a->n_q];
+        float top = *m > sink ? *m : sink;
+        keep[i] = *m - top;
+        take[i] = sink - top;
+        *m = top;
+    }
+    for (i = 0; i < n; i += 16) {
+        KVC__(store)(keep + i, KVC__(exp)(KVC__(load)(keep + i)));
+        KVC__(store)(take + i, KVC__(exp)(KVC__(load)(take + i)));
+    }
+    for (i = 0; i < n; i++) {
+        float *o = a->state + i * stride, *l = o + a->v_stride + 1;
+        *l = *l * keep[i] + take[i];
+        for (d = 0; d < a->v_stride; d += 16)
+            KVC__(store)(o + d, KVC__(mul)(KVC__(load)(o + d), KVC__(set1)(keep[i])));
     }
 }
 
@@ -16670,6 +17003,7 @@ static void KVC__(attention_merge)(const kvc__attn *a)
         kvc__span_bounds(&s, a, number);
         KVC__(fold_part)(a, &s, a->parts + (number - a->from) * n * stride);
     }
+    if (a->sinks != NULL) KVC__(fold_sinks)(a);
     for (i = 0; i < n; i++) {
         const float *o = a->state + i * stride;
         float *out = a->out + i / a->n_q * a->out_stride + i % a->n_q * a->head_dim_v;
@@ -16723,7 +17057,9 @@ static void KVC__(attention_tally)(const kvc__attn *a, uint32_t number, uint32_t
         lo = s.lo[i] > begin ? s.lo[i] : begin;
         hi = s.hi[i] < begin + 64 ? s.hi[i] : begin + 64;
         if (lo >= hi) continue;
-        KVC__(add_tally)(at + ((lo - begin) & ~15u), lo, hi, tops,
+        at += (lo - begin) & ~15u;
+        if (KVC__(has_shape)(a)) KVC__(shape_scores)(a, &s, i, at, lo, hi);
+        KVC__(add_tally)(at, lo, hi, tops,
             tally + (ptrdiff_t)s.start - (ptrdiff_t)a->extents[s.extent].slot);
     }
 }
@@ -16738,6 +17074,7 @@ KVC__TABLE const kvc__kernels KVC__(table) = {
 #undef KVC__ROW_TILE
 #undef KVC__WIDE
 #undef KVC__KEY_PIECES
+#undef KVC__ELEMENTS
 #undef KVC__BLOCK_ROW_TILE
 #undef KVC__STRETCH
 #undef KVC__OUT_PIECES

@@ -412,6 +412,8 @@ static void test_rope(void **state) {
 
 /* ---- attention ---- */
 
+#define MOST_DIM 192u
+
 /* Rows of one sequence with the query heads of one key head, over pages in any order. What no row
    may look at is NaN. */
 typedef struct scene {
@@ -422,7 +424,9 @@ typedef struct scene {
     kvc__leaf leaves[3];
     kvc__leaf *ring[3];
     kvc__extent extents[3];
-    float turns[2 * 2 * 128];
+    float turns[2 * 2 * MOST_DIM];
+    float *mark_turns;
+    float slopes[KVC__MAX_QUERIES], sinks[KVC__MAX_QUERIES];
     float *q, *out;
     uint32_t n_rows;            /* the last ones of the sequence */
     uint32_t n_pos;             /* slots, those of the rows too */
@@ -502,8 +506,8 @@ typedef unsigned char *(*scene_byte)(const scene *, uint32_t, size_t);
 static void scene_set(const scene *s, scene_byte byte, uint32_t pos, kvc_kv_type type, uint32_t n,
     uint32_t n_set, float reach, uint64_t *state) {
     static const int types_of[] = {0, GGUF_F32, GGUF_F16, GGUF_Q8_0, GGUF_Q4_0};
-    unsigned char row[4 * 160];
-    float x[160] = {0};
+    unsigned char row[4 * MOST_DIM];
+    float x[MOST_DIM] = {0};
     size_t i;
     fill(x, n_set, reach, state);
     gguf_to_type(types_of[type], x, is_coded(type) ? (n + 31) / 32 * 32 : n, row);
@@ -535,6 +539,7 @@ static void scene_fill(scene *s, uint64_t *state) {
     for (p = 0; p < s->n_pos; p++) {
         if (scene_extent(s, p) < 0) continue;
         scene_set(s, scene_k, p, a->type_k, a->head_dim, a->head_dim, 1.5f, state);
+        if (a->v_in_k) continue;
         scene_set(s, scene_v, p, a->type_v, a->v_stride, a->head_dim_v, 1.0f, state);
     }
 }
@@ -546,7 +551,7 @@ static uint32_t scene_cut(scene *s, uint64_t *state) {
     uint32_t held = s->n_pos - s->n_rows, slot = 0, page = 0, i, j;
     a->extents = s->extents;
     a->turns = s->turns;
-    a->rope_dim = a->head_dim & ~1u;
+    a->rope_dim = (a->v_in_k ? a->v_from : a->head_dim) & ~1u;
     a->apart = pick(2, state) ? 1 : a->rope_dim / 2;
     for (i = 0; i < 2 && pick(2, state) && held > slot + 2; i++) {
         kvc__extent *t = &s->extents[a->n_extents++];
@@ -576,7 +581,45 @@ static uint32_t scene_cut(scene *s, uint64_t *state) {
     return page + ((s->n_pos - 1) >> a->page_shift) - (slot >> a->page_shift) + 1;
 }
 
-static void scene_open(scene *s, uint64_t *state) {
+/* What some models have: values inside of keys, at any place; a cap, slopes, sinks. */
+static void scene_vary(scene *s, uint64_t *state) {
+    kvc__attn *a = &s->attn;
+    uint32_t i;
+    for (i = 0; i < KVC__MAX_QUERIES; i++) s->slopes[i] = ldexpf(1.0f, -(int)(i % 9) - 1);
+    fill(s->sinks, KVC__MAX_QUERIES, 4.0f, state);
+    if (pick(2, state)) a->soft_cap = pick(2, state) ? 5.0f : 50.0f;
+    if (pick(2, state)) a->slopes = s->slopes;
+    if (pick(2, state)) a->sinks = s->sinks;
+    if (!pick(3, state)) return;
+    a->v_in_k = 1;
+    a->type_v = (kvc_kv_type)0;
+    if (!pick(3, state)) a->head_dim = MOST_DIM;
+    if (!pick(3, state)) a->n_q = 10 + pick(12, state);
+    a->v_from = pick(2, state) ? pick(a->head_dim, state) : pick(a->head_dim / 16, state) * 16;
+    a->head_dim_v = a->head_dim - a->v_from;
+    if (pick(2, state)) a->head_dim_v = 1 + pick(a->head_dim_v, state);
+    a->v_stride = (a->head_dim_v + 15) & ~15u;
+}
+
+/* The keys of the first slots are turned on by any angles. */
+static void scene_mark(scene *s, uint64_t *state) {
+    kvc__attn *a = &s->attn;
+    uint32_t half = a->rope_dim / 2, slot, i, end;
+    a->n_marked = pick(2, state) ? s->extents[0].end : pick(s->extents[0].end + 1, state);
+    end = (a->n_marked + 15u) & ~15u;
+    s->mark_turns = new_floats((size_t)end * a->rope_dim);
+    fill(s->mark_turns, (size_t)end * a->rope_dim, 1.0f, state);
+    for (slot = a->n_marked; slot < end; slot++) {
+        for (i = 0; i < half; i++) {
+            float *turn = s->mark_turns + (slot / 16 * half + i) * 32 + slot % 16;
+            turn[0] = 1.0f;
+            turn[16] = 0.0f;
+        }
+    }
+    a->mark_turns = s->mark_turns;
+}
+
+static void scene_open(scene *s, int more, uint64_t *state) {
     static const uint32_t dims[] = {16, 18, 20, 48, 64, 80, 96, 112, 128};
     static const uint32_t windows[] = {0, 0, 0, 1, 5, 40, 256, 300};
     kvc__attn *a = &s->attn;
@@ -590,11 +633,13 @@ static void scene_open(scene *s, uint64_t *state) {
     a->page_shift = 4 + pick(5, state);
     a->type_k = (kvc_kv_type)(KVC_KV_F32 + pick(4, state));
     a->type_v = (kvc_kv_type)(KVC_KV_F32 + pick(4, state));
-    s->n_rows = 1 + pick(100 / a->n_q, state);
+    if (more) scene_vary(s, state);
+    s->n_rows = 1 + pick((more ? 60 : 100) / a->n_q, state);
     s->n_pos = s->n_rows + pick(800, state);
     a->k_piece = row_bytes(a->type_k, a->head_dim) << a->page_shift;
-    a->v_piece = row_bytes(a->type_v, a->v_stride) << a->page_shift;
+    a->v_piece = a->v_in_k ? 0 : row_bytes(a->type_v, a->v_stride) << a->page_shift;
     n_pages = scene_cut(s, state);
+    if (more && pick(2, state)) scene_mark(s, state);
     a->ring_cap = (n_pages > KVC__LEAF_PAGES ? 2u : 1u) + pick(2, state);
     memset(s->leaves, 0xff, sizeof s->leaves);
     for (i = 0; i < 3; i++) s->ring[i] = &s->leaves[2 - i];
@@ -610,12 +655,13 @@ static void scene_open(scene *s, uint64_t *state) {
     s->slabs[1].n_pages = n_pages - s->slabs[0].n_pages + pick(2, state);
     n_pieces = 2 * (n_pages + 1) + 1;
     s->k = (unsigned char *)gguf_must(malloc(n_pieces * a->k_piece));
-    s->v = (unsigned char *)gguf_must(malloc(n_pieces * a->v_piece));
+    s->v = (unsigned char *)gguf_must(malloc(n_pieces * a->v_piece + 1));
     memset(s->k, 0xff, n_pieces * a->k_piece);
     memset(s->v, 0xff, n_pieces * a->v_piece);
     for (i = 0; i < 2; i++) {               /* with a piece between them */
         s->slabs[i].planes = &s->planes[i];
         s->planes[i].k = s->k + i * (2 * s->slabs[0].n_pages + 1) * a->k_piece;
+        if (a->v_in_k) continue;
         s->planes[i].v = s->v + i * (2 * s->slabs[0].n_pages + 1) * a->v_piece;
     }
     a->slabs = s->slabs;
@@ -634,6 +680,7 @@ static void scene_close(scene *s) {
     free(s->v);
     free(s->q);
     free(s->out);
+    free(s->mark_turns);
 }
 
 static float plain_exp(float x) {
@@ -641,8 +688,8 @@ static float plain_exp(float x) {
 }
 
 /* A query as keys in codes see it: rotated for those of 4 bits, then in 8 bits. */
-static void plain_round(const kvc__attn *a, const float *q, unsigned char q8[160 / 32 * 40]) {
-    float x[160] = {0}, y[160];
+static void plain_round(const kvc__attn *a, const float *q, unsigned char q8[MOST_DIM / 32 * 40]) {
+    float x[MOST_DIM] = {0}, y[MOST_DIM];
     uint32_t i, apart, n = a->head_dim;
     memcpy(x, q, n * sizeof *x);
     for (apart = 1; a->type_k == KVC_KV_Q4 && n % (2 * apart) == 0; apart *= 2) {
@@ -654,10 +701,42 @@ static void plain_round(const kvc__attn *a, const float *q, unsigned char q8[160
     kvc__quantize_base(x, (n + 31) / 32 * 32, q8, 0, 1);
 }
 
+/* Whether the span that begins at the slot or holds it has marks. */
+static int scene_marked(const scene *s, uint32_t slot) {
+    uint32_t n = s->attn.n_marked;
+    return s->extents[scene_extent(s, slot)].slot < n && slot / KVC__SPAN * KVC__SPAN < n;
+}
+
+/* A key of such a span. */
+static void plain_key(const scene *s, uint32_t p, float *key) {
+    const kvc__attn *a = &s->attn;
+    const float *turn = s->mark_turns + (size_t)(p / 16) * a->rope_dim * 16 + p % 16;
+    uint32_t i;
+    for (i = 0; i < a->head_dim; i++) {
+        float scale, x = scene_get(s, scene_k, p, a->type_k, i, &scale);
+        key[i] = x * scale;
+    }
+    if (a->type_k == KVC_KV_Q4) kvc__key_rotate(key, a->head_dim);
+    if (p / 16 * 16 >= a->n_marked) return;
+    for (i = 0; i < a->rope_dim / 2; i++, turn += 32) {
+        uint32_t at = a->apart == 1 ? 2 * i : i;
+        float x = key[at], y = key[at + a->apart], xc = x * turn[0], ys = y * turn[16];
+        float yc = y * turn[0], xs = x * turn[16];
+        key[at] = xc - ys;
+        key[at + a->apart] = yc + xs;
+    }
+}
+
 static float plain_score(const scene *s, const float *q, const unsigned char *q8, uint32_t p) {
     const kvc__attn *a = &s->attn;
     float x = 0, scale = 0, by;
     uint32_t d, end;
+    if (scene_marked(s, p)) {
+        float key[MOST_DIM];
+        plain_key(s, p, key);
+        for (d = 0; d < a->head_dim; d++) x = fmaf(q[d], key[d], x);
+        return x;
+    }
     if (!is_coded(a->type_k)) {
         for (d = 0; d < a->head_dim; d++)
             x = fmaf(q[d], scene_get(s, scene_k, p, a->type_k, d, &scale), x);
@@ -674,17 +753,39 @@ static float plain_score(const scene *s, const float *q, const unsigned char *q8
     return x;
 }
 
+/* One query: its head, and the slot of its row. */
+typedef struct ask {
+    const float *q;
+    uint32_t head, own;
+} ask;
+
+static ask scene_ask(const scene *s, uint32_t row, uint32_t head) {
+    ask a;
+    a.q = s->q + row * s->attn.q_stride + head * s->attn.head_dim;
+    a.head = head;
+    a.own = s->n_pos - s->n_rows + row;
+    return a;
+}
+
+/* Positions from a slot to the query's. */
+static uint32_t scene_distance(const scene *s, const ask *k, uint32_t slot) {
+    return k->own - slot - s->extents[scene_extent(s, slot)].gap;
+}
+
 /* Scores of the span's positions from lo to hi become weights; gives their sum, returns the largest
-   score. */
-static float plain_weights(const scene *s, const float *q, uint32_t lo, uint32_t hi,
+   score. q: the query as it is turned for them. */
+static float plain_weights(const scene *s, const ask *k, const float *q, uint32_t lo, uint32_t hi,
     float weight[KVC__SPAN], float *sum) {
     const kvc__attn *a = &s->attn;
     float lane[16] = {0}, top = -INFINITY;
-    unsigned char q8[160 / 32 * 40];
+    unsigned char q8[MOST_DIM / 32 * 40];
     uint32_t p, i;
     if (is_coded(a->type_k)) plain_round(a, q, q8);
     for (p = lo; p < hi; p++) {
         float x = plain_score(s, q, q8, p);
+        if (a->soft_cap > 0)
+            x = kvc__soft_cap16_base(kvc__set1_base(x), kvc__set1_base(a->soft_cap)).v[0];
+        if (a->slopes) x = fmaf(a->slopes[k->head], -(float)scene_distance(s, k, p), x);
         weight[p % KVC__SPAN] = x;
         if (x > top) top = x;
     }
@@ -697,6 +798,42 @@ static float plain_weights(const scene *s, const float *q, uint32_t lo, uint32_t
     return top;
 }
 
+/* The weighted sum of the values of the span's positions from lo to hi. */
+static void plain_values(const scene *s, uint32_t lo, uint32_t hi, const float weight[KVC__SPAN],
+    float *o) {
+    const kvc__attn *a = &s->attn;
+    uint32_t p, d;
+    for (d = 0; d < a->head_dim_v; d++) {
+        o[d] = 0;
+        for (p = lo; p < hi; p++) {
+            float scale, v = scene_get(s, scene_v, p, a->type_v, d, &scale);
+            float by = weight[p % KVC__SPAN] * scale;
+            o[d] = fmaf(by, v, o[d]);
+        }
+    }
+}
+
+/* The same of values that lie in keys. */
+static void plain_in_keys(const scene *s, uint32_t lo, uint32_t hi, const float weight[KVC__SPAN],
+    float *o) {
+    const kvc__attn *a = &s->attn;
+    float sums[MOST_DIM];
+    uint32_t p, d, i;
+    for (d = 0; d < a->head_dim; d++) {
+        float lane[16] = {0};
+        for (p = lo & ~15u; p < ((hi + 15u) & ~15u); p++) {
+            int seen = p >= lo && p < hi;
+            float scale = 0, x = seen ? scene_get(s, scene_k, p, a->type_k, d, &scale) : 0;
+            x *= scale;
+            lane[p % 16] = fmaf(seen ? weight[p % KVC__SPAN] : 0, x, lane[p % 16]);
+        }
+        for (i = 8; i > 0; i /= 2) for (p = 0; p < i; p++) lane[p] += lane[p + i];
+        sums[d] = lane[0];
+    }
+    if (a->type_k == KVC_KV_Q4) kvc__key_rotate(sums, a->head_dim);
+    memcpy(o, sums + a->v_from, a->head_dim_v * sizeof *o);
+}
+
 /* A query as the keys of an extent see it. */
 static void plain_turn(const scene *s, int extent, const float *q, float *out) {
     const kvc__attn *a = &s->attn;
@@ -706,42 +843,53 @@ static void plain_turn(const scene *s, int extent, const float *q, float *out) {
         s->turns + 2 * (uint32_t)extent * a->rope_dim, 1.0f);
 }
 
-/* One query of the row at `own` in the order of sums that the header lays down. */
-static void plain_attention(const scene *s, const float *query, uint32_t own, float *out) {
+/* The next run of slots in one span, from *lo to *hi - 1, that a query sees all of or nothing;
+   whether it does. */
+static int scene_run(const scene *s, const ask *k, uint32_t *lo, uint32_t *hi) {
     const kvc__attn *a = &s->attn;
-    uint32_t lo, hi, p, d;
-    float m = -INFINITY, l = 0, q[128];
+    int extent = scene_extent(s, *lo = *hi);
+    *hi = *lo + 1;
+    if (extent < 0) return 0;
+    if (a->window && scene_distance(s, k, *lo) >= a->window) return 0;
+    while (*hi <= k->own && *hi % KVC__SPAN != 0 && scene_extent(s, *hi) == extent) ++*hi;
+    return 1;
+}
+
+/* One query in the order of sums that the header lays down; tops: m and l. */
+static void plain_attention(const scene *s, const ask *k, float *out, float *tops) {
+    const kvc__attn *a = &s->attn;
+    uint32_t lo, hi = 0, d;
+    float m = -INFINITY, l = 0, q[MOST_DIM], o[MOST_DIM], top, keep, take;
     for (d = 0; d < a->head_dim_v; d++) out[d] = 0;
-    for (lo = 0; lo <= own; lo = hi) {
-        float weight[KVC__SPAN], l_span, m_span, top, keep, take;
-        int extent = scene_extent(s, lo);
-        hi = lo + 1;
-        if (extent < 0) continue;
-        if (a->window && own - lo - s->extents[extent].gap >= a->window) continue;
-        while (hi <= own && hi % KVC__SPAN != 0 && scene_extent(s, hi) == extent) hi++;
-        plain_turn(s, extent, query, q);
-        m_span = plain_weights(s, q, lo, hi, weight, &l_span);
+    while (hi <= k->own) {
+        float weight[KVC__SPAN], l_span, m_span;
+        if (!scene_run(s, k, &lo, &hi)) continue;
+        plain_turn(s, scene_extent(s, lo), k->q, q);
+        m_span = plain_weights(s, k, q, lo, hi, weight, &l_span);
         top = m_span > m ? m_span : m;
         keep = plain_exp(m - top);
         take = plain_exp(m_span - top);
         l = l * keep + l_span * take;
         m = top;
-        for (d = 0; d < a->head_dim_v; d++) {
-            float x = 0;
-            for (p = lo; p < hi; p++) {
-                float scale, v = scene_get(s, scene_v, p, a->type_v, d, &scale);
-                float by = weight[p % KVC__SPAN] * scale;
-                x = fmaf(by, v, x);
-            }
-            out[d] = fmaf(x, take, out[d] * keep);
-        }
+        if (a->v_in_k) plain_in_keys(s, lo, hi, weight, o);
+        else plain_values(s, lo, hi, weight, o);
+        for (d = 0; d < a->head_dim_v; d++) out[d] = fmaf(o[d], take, out[d] * keep);
+    }
+    if (a->sinks) {
+        top = m > a->sinks[k->head] ? m : a->sinks[k->head];
+        keep = plain_exp(m - top);
+        l = l * keep + plain_exp(a->sinks[k->head] - top);
+        m = top;
+        for (d = 0; d < a->head_dim_v; d++) out[d] *= keep;
     }
     for (d = 0; d < a->head_dim_v; d++) out[d] /= l;
+    tops[0] = m;
+    tops[1] = l;
 }
 
 /* The spans of a group: the first ones merged, the others kept apart in runs if `apart` is set. */
 static void attend_group(const kvc__kernels *k, kvc__attn *a, int apart, uint64_t *state) {
-    uint32_t n = a->n_rows * a->n_q, cut;
+    uint32_t n = a->n_rows * a->n_q, cut, tile;
     uint32_t to = kvc__span_end(a->extents, a->n_extents, a->slot + a->n_rows - 1);
     uint32_t from = kvc__span_first(a->extents, a->n_extents, a->slot, a->window);
     size_t part = (size_t)n * kvc__part_floats(a->v_stride);
@@ -751,6 +899,14 @@ static void attend_group(const kvc__kernels *k, kvc__attn *a, int apart, uint64_
     a->from = from;
     a->to = cut = apart ? from + 1 + pick(to - from, state) : to;
     a->parts = NULL;
+    a->goes_on = 0;
+    if (apart && cut > from + 1) {          /* in two calls */
+        a->to = from + 1;
+        k->attention(a);
+        a->goes_on = 1;
+        a->from = a->to;
+        a->to = cut;
+    }
     k->attention(a);
     for (a->from = cut; a->from < to; a->from = a->to) {
         a->to = a->from + 1 + pick(to - a->from, state);
@@ -761,6 +917,8 @@ static void attend_group(const kvc__kernels *k, kvc__attn *a, int apart, uint64_
     a->to = to;
     a->parts = parts;
     k->attention_merge(a);
+    for (; a->tally != NULL && from < to; from++)
+        for (tile = 0; tile < KVC__SPAN_TILES; tile += 4) k->attention_tally(a, from, tile);
     free(parts);
     free(a->state);
     free(a->work);
@@ -776,6 +934,7 @@ static void attend_scene(const kvc__kernels *k, const scene *s, int apart, uint6
         a.slot = s->n_pos - left;
         a.q = s->q + row * a.q_stride;
         a.out = s->out + row * a.out_stride;
+        if (a.tops != NULL) a.tops = s->attn.tops + row * a.tops_stride;
         attend_group(k, &a, apart, state);
     }
 }
@@ -788,16 +947,17 @@ static void test_attention(void **state) {
     (void)state;
     for (run = 0; run < 120; run++) {
         scene s;
-        float *want;
-        scene_open(&s, &random);
+        float *want, tops[2];
+        scene_open(&s, 0, &random);
         want = new_floats(s.n_rows * s.attn.out_stride);
         fill(s.out, s.n_rows * s.attn.out_stride, 1, &random);
         memcpy(want, s.out, s.n_rows * s.attn.out_stride * sizeof *want);
         for (row = 0; row < s.n_rows; row++)
-            for (h = 0; h < s.attn.n_q; h++)
-                plain_attention(&s, s.q + row * s.attn.q_stride + h * s.attn.head_dim,
-                    s.n_pos - s.n_rows + row,
-                    want + row * s.attn.out_stride + h * s.attn.head_dim_v);
+            for (h = 0; h < s.attn.n_q; h++) {
+                ask query = scene_ask(&s, row, h);
+                plain_attention(&s, &query,
+                    want + row * s.attn.out_stride + h * s.attn.head_dim_v, tops);
+            }
         for (i = 0; i < n; i++) {
             attend_scene(k[i], &s, 0, &random);
             check_bits(s.out, want, s.n_rows * s.attn.out_stride, k[i]->name, "attention", run);
@@ -805,6 +965,144 @@ static void test_attention(void **state) {
             check_bits(s.out, want, s.n_rows * s.attn.out_stride, k[i]->name, "parts", run);
         }
         free(want);
+        scene_close(&s);
+    }
+}
+
+/* A score in double, of a query that is turned for the slot; q8: in 8 bits. */
+static double exact_score(const scene *s, const ask *k, const float *q, const unsigned char *q8,
+    uint32_t p) {
+    const kvc__attn *a = &s->attn;
+    int coded = is_coded(a->type_k) && !scene_marked(s, p);
+    double x = 0;
+    float key[MOST_DIM], scale;
+    uint32_t d;
+    if (scene_marked(s, p)) plain_key(s, p, key);
+    for (d = 0; d < a->head_dim; d++) {
+        double of_key = scene_marked(s, p) ? (double)key[d]
+            : (double)scene_get(s, scene_k, p, a->type_k, d, &scale);
+        double of_q = (double)q[d];
+        if (coded) of_key *= (double)scale;
+        if (coded) of_q = (double)(signed char)q8[d / 32 * 40 + d % 32] *
+            (double)kvc__rdf32(q8 + d / 32 * 40 + 32);
+        x += of_key * of_q;
+    }
+    if (a->soft_cap > 0) x = (double)a->soft_cap * tanh(x / (double)a->soft_cap);
+    if (a->slopes) x -= (double)a->slopes[k->head] * scene_distance(s, k, p);
+    return x;
+}
+
+/* An element of a value. */
+static double exact_value(const scene *s, uint32_t p, uint32_t d) {
+    const kvc__attn *a = &s->attn;
+    float row[MOST_DIM], scale, x;
+    uint32_t i, block = a->head_dim & (0u - a->head_dim), from;
+    if (!a->v_in_k) {
+        x = scene_get(s, scene_v, p, a->type_v, d, &scale);
+        return (double)x * (double)scale;
+    }
+    d += a->v_from;
+    if (a->type_k != KVC_KV_Q4) {
+        x = scene_get(s, scene_k, p, a->type_k, d, &scale);
+        return (double)x * (double)scale;
+    }
+    from = d / block * block;
+    for (i = 0; i < block; i++) {
+        x = scene_get(s, scene_k, p, a->type_k, from + i, &scale);
+        row[i] = x * scale;
+    }
+    kvc__key_rotate(row, block);
+    return (double)row[d - from];
+}
+
+/* One query in double: the probabilities of all slots, and one element of the result, against what
+   the kernels gave. */
+static void check_exact(const scene *s, const ask *k, const float *got, double *tally) {
+    const kvc__attn *a = &s->attn;
+    double *score = (double *)gguf_must(malloc((k->own + 1) * sizeof *score)), top, l = 0, o = 0;
+    uint32_t lo, hi = 0, p, d = (k->own + k->head * 7) % a->head_dim_v, pos = 0;
+    top = a->sinks ? (double)a->sinks[k->head] : -INFINITY;
+    for (p = 0; p <= k->own; p++) score[p] = -INFINITY;
+    while (hi <= k->own) {
+        unsigned char q8[MOST_DIM / 32 * 40];
+        float q[MOST_DIM];
+        if (!scene_run(s, k, &lo, &hi)) continue;
+        plain_turn(s, scene_extent(s, lo), k->q, q);
+        if (is_coded(a->type_k)) plain_round(a, q, q8);
+        for (p = lo; p < hi; p++) {
+            score[p] = exact_score(s, k, q, q8, p);
+            top = fmax(top, score[p]);
+        }
+    }
+    for (p = 0; p <= k->own; p++) l += exp(score[p] - top);
+    if (a->sinks) l += exp((double)a->sinks[k->head] - top);
+    for (p = 0; p <= k->own; p++) {
+        if (scene_extent(s, p) < 0) continue;
+        tally[pos++] += exp(score[p] - top) / l * 1048576;
+        if (score[p] > -INFINITY) o += exp(score[p] - top) / l * exact_value(s, p, d);
+    }
+    if (fabs((double)got[d] - o) > 5e-5) {
+        print_error("element %u is %.9g, not %.9g\n", d, (double)got[d], o);
+        fail();
+    }
+    free(score);
+}
+
+/* All sets by all ways give one result, that of want, and its m and l; so do their tallies. */
+static void check_varied(const kvc__kernels *k, scene *s, const float *want, const float *tops,
+    uint64_t *tally, uint32_t run, uint64_t *random) {
+    uint32_t apart, n = s->n_rows * s->attn.n_q;
+    s->attn.tops_stride = 2 * s->attn.n_q;
+    for (apart = 0; apart < 2; apart++) {
+        s->attn.tops = new_floats(2 * n);
+        memset(s->attn.tops, 0xff, 2 * n * sizeof(float));
+        s->attn.tally = (uint64_t *)gguf_must(calloc(s->n_pos, sizeof *tally));
+        memset(s->out, 0, s->n_rows * s->attn.out_stride * sizeof *s->out);
+        attend_scene(k, s, (int)apart, random);
+        check_bits(s->out, want, s->n_rows * s->attn.out_stride, k->name, "attention", run);
+        check_bits(s->attn.tops, tops, 2 * n, k->name, "tops", run);
+        if (apart == 0 && k->isa == KVC_ISA_BASE)
+            memcpy(tally, s->attn.tally, s->n_pos * sizeof *tally);
+        assert_memory_equal(s->attn.tally, tally, s->n_pos * sizeof *tally);
+        free(s->attn.tally);
+        free(s->attn.tops);
+        s->attn.tops = NULL;
+        s->attn.tally = NULL;
+    }
+}
+
+/* Caps, slopes, sinks, values in keys, marks: in the order of sums, and in double. */
+static void test_varied_attention(void **state) {
+    const kvc__kernels *k[5];
+    size_t n = tables(k), i;
+    uint64_t random = 17;
+    uint32_t run, row, h;
+    (void)state;
+    for (run = 0; run < 100; run++) {
+        scene s;
+        float *want, *tops;
+        double *exact;
+        uint64_t *tally;
+        scene_open(&s, 1, &random);
+        want = (float *)gguf_must(calloc(s.n_rows * s.attn.out_stride, sizeof *want));
+        tops = new_floats(2 * s.n_rows * s.attn.n_q);
+        tally = (uint64_t *)gguf_must(calloc(s.n_pos, sizeof *tally));
+        exact = (double *)gguf_must(calloc(s.n_pos, sizeof *exact));
+        for (row = 0; row < s.n_rows; row++)
+            for (h = 0; h < s.attn.n_q; h++) {
+                float *to = want + row * s.attn.out_stride + h * s.attn.head_dim_v;
+                ask query = scene_ask(&s, row, h);
+                plain_attention(&s, &query, to, tops + 2 * (row * s.attn.n_q + h));
+                check_exact(&s, &query, to, exact);
+            }
+        for (i = 0; i < n; i++) check_varied(k[i], &s, want, tops, tally, run, &random);
+        for (i = 0; i < s.n_pos; i++)       /* each query rounds to whole numbers */
+            assert_true(fabs((double)tally[i] - exact[i]) <=
+                0.51 * s.n_rows * s.attn.n_q + 5e-5 * exact[i]);
+        free(want);
+        free(tops);
+        free(tally);
+        free(exact);
         scene_close(&s);
     }
 }
@@ -1244,6 +1542,7 @@ int main(void) {
         cmocka_unit_test(test_to_blocks),
         cmocka_unit_test(test_rope),
         cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_varied_attention),
         cmocka_unit_test(test_rms_norm),
         cmocka_unit_test(test_layer_norm),
         cmocka_unit_test(test_activate),
