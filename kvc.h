@@ -56,7 +56,8 @@
        >>gguf  The reader of GGUF files
        >>unicode  UTF-8 and character classes
        >>tokenizer  Text to token ids and back
-       >>model  Hyper-parameters, architectures, weights
+       >>arch  Architectures as rows of data
+       >>model  Hyper-parameters, layers, weights
        >>prefix  Which text a page holds
        >>kv  Pages, the ring, sequences
        >>forward  The transformer as a plan of operations
@@ -106,7 +107,9 @@
    A full sequence refuses the step, or, with KVC_POLICY_WINDOW, lets its oldest positions go and
    reads on without end. KVC_POLICY_HEAVY does so, too, but keeps those that got the most attention:
    it forgets less of one long dialogue, and adapts more slowly when the text turns to something
-   else. kvc_seq_save and kvc_seq_load carry a sequence to another process.
+   else. kvc_seq_save and kvc_seq_load carry a sequence to another process. Models with a learned
+   vector for each position (GPT-2) end at the last one, and only the end of a sequence can be
+   removed.
 
    The prefix table knows the text of pages, of those too that no sequence holds any more. A
    sequence that is opened with kvc_seq_open_shared finds there what any other computed after the
@@ -158,7 +161,10 @@
    must not be changed or cut while it is open: the operating system answers a read past its new
    end with a signal. The cache takes n_pages * page_size * (bytes per token) and a little: bytes
    per token = layers * kv_heads * (head_dim * bytes of type_k + head_dim_v * bytes of type_v),
-   head_dim_v rounded up to 16, both to 32 for quantized types (see kvc_kv_type). Layers with a
+   head_dim_v rounded up to 16, both to 32 for quantized types (see kvc_kv_type). With latent
+   attention (DeepSeek V2 and V3, MiniCPM3) it is layers * head_dim * bytes of type_k, where
+   head_dim is the latent's rank and the turned dimensions of one key that all heads share: of
+   V2-Lite 576 elements a layer, where keys and values of its 16 heads would be 5,120. Layers with a
    window of W positions take, for each sequence, the pages that W - 1 + n_back + n_batch positions
    touch, however long it is. kvc_cache_query tells all of it, kvc_seq_query what one sequence holds
    alone and with others.
@@ -194,9 +200,9 @@
 
    WHAT IT DOES NOT DO
    No training, no GPU, no work in the background: the host decides when a token is computed. No
-   big-endian machines. No downloads. Architectures: llama and qwen2, without
-   experts. Formats: GGUF versions 2 and 3 with tensors in F32, F16, BF16, Q8_0, Q4_0. Files of
-   other kinds are refused by name.
+   big-endian machines. No downloads. Architectures: those of the table in >>arch, which says what
+   public models each covers. Formats: GGUF versions 2 and 3 with tensors in F32, F16, BF16, Q8_0,
+   Q4_0. Files of other kinds are refused by name.
 */
 #ifndef KVC__PASS
 
@@ -399,10 +405,17 @@ typedef struct kvc_model_info {
     uint32_t n_layers;
     uint32_t n_embd;            /* width of the residual stream */
     uint32_t n_heads;           /* query heads */
-    uint32_t n_kv_heads;        /* key and value heads; n_heads / n_kv_heads queries share one */
-    uint32_t head_dim;          /* of one query or key head */
-    uint32_t head_dim_v;        /* of one value head */
+    uint32_t n_kv_heads;        /* key and value heads; n_heads / n_kv_heads queries share one. With
+                                   latent attention 1: the latent is all heads' */
+    uint32_t head_dim;          /* of one query or key head, as it is stored */
+    uint32_t head_dim_v;        /* of one value head; with latent attention these are elements of
+                                   the key, which are not stored again */
+    uint32_t n_latent;          /* rank of the latent of keys and values; 0: no latent attention */
     uint32_t n_ff;              /* width of the feed-forward layer */
+    uint32_t n_experts;         /* of the layers with a mixture of experts, 0: none */
+    uint32_t n_experts_used;    /* of them by each token */
+    uint32_t n_ff_expert;       /* width of one expert */
+    uint32_t n_ff_shared;       /* of the shared expert, which all tokens use; 0: none */
     uint32_t n_vocab;           /* columns of the logits; ids at or above n_tokens are padding */
     uint32_t n_tokens;          /* entries of the vocabulary */
     uint32_t n_ctx_train;       /* positions the model was trained for; longer is allowed */
@@ -579,7 +592,11 @@ typedef struct kvc_tier {
 typedef struct kvc_cache_desc {
     uint32_t start_canary;      /* 0 */
     const kvc_model *model;     /* must outlive the cache */
-    uint32_t n_ctx;             /* positions one sequence can hold, 0: the model's n_ctx_train. */
+    uint32_t n_ctx;             /* positions one sequence can hold, 0: the model's n_ctx_train. With
+                                   LongRoPE (Phi 3) it decides which of the file's two sets of
+                                   frequencies is used: above the original context length the
+                                   second, for all positions. Where positions are learned it cannot
+                                   be more than there are. */
     uint32_t n_seqs;            /* sequences open at once, 0: 1 */
     uint32_t n_pages;           /* pages in all, of each reach (see kvc_reach_info); 0: enough for
                                    n_seqs full sequences */
@@ -5604,21 +5621,283 @@ static kvc_result kvc__vocab_push(const kvc__vocab *v, kvc_text_stream *stream, 
     return KVC_OK;
 }
 /* ------------------------------------------------------------------------------------------------
-   >>model  Hyper-parameters, architectures, weights
-   An architecture is a row of kvc__archs: its name, its traits and its tensors with the shapes
-   they must have. Loading fills the hyper-parameters from metadata, binds each row's tensors,
-   checks every shape, and refuses what it does not understand by name. Matrices stay where they
-   are; vectors are decoded to floats in the model's own block. The model does not change after
-   that.
+   >>arch  Architectures as rows of data
+   The forward pass is one; what architectures differ in is described by a row of kvc__archs: a set
+   of traits, an activation, and what keys mean that the file leaves out. Sizes, scales and soft
+   caps come from the file's keys, and whatever tensors an architecture may have or not, such as
+   biases, from the tensors that are there. A new architecture made of known parts is a new row.
    ---------------------------------------------------------------------------------------------- */
+enum {
+    /* norms: of the mean square (Zhang and Sennrich, "Root mean square layer normalization", 2019)
+       before attention and before the feed-forward part, unless: */
+    KVC__LAYER_NORM = 1u << 0,      /* of the deviation from the mean, with or without a bias (Ba,
+                                       Kiros and Hinton, "Layer normalization", 2016) */
+    KVC__NO_PRE_NORM = 1u << 1,     /* none before */
+    KVC__POST_NORM = 1u << 2,       /* another of what each part gives, before it is added */
+    KVC__EMBD_NORM = 1u << 3,       /* another of the embedding */
+    /* queries and keys, head by head before they are turned: */
+    KVC__QK_NORM = 1u << 4,         /* are normed */
+    KVC__QK_NORM_MAY = 1u << 5,     /* are if the file has the weights, for each head its own */
+    KVC__QK_NORM_WHOLE = 1u << 6,   /* are, all heads together */
+    /* positions: pairs of neighbouring dimensions are turned (Su et al., "RoFormer", 2021),
+       unless: */
+    KVC__ROPE_HALVES = 1u << 7,     /* pairs are dimensions half of the turned ones apart */
+    KVC__ROPE_WINDOW = 1u << 8,     /* only layers that see a window turn */
+    KVC__ROPE_LOCAL = 1u << 9,      /* those have a base of their own, and no scaling */
+    KVC__LEARNED = 1u << 10,        /* a vector for each position is added to the embedding */
+    KVC__ALIBI = 1u << 11,          /* scores fall with the distance (Press et al., "Train short,
+                                       test long", 2022) */
+    KVC__YARN_SCORES = 1u << 12,    /* YaRN's factor is on the scores, not on cosine and sine */
+    /* the feed-forward part: down(act(gate x) * up x), after attention, unless: */
+    KVC__NO_GATE = 1u << 13,        /* down(act(up x)) */
+    KVC__GATE_UP = 1u << 14,        /* gate and up may be one matrix, gate first */
+    KVC__PARALLEL = 1u << 15,       /* it reads what attention reads, through the same norm if it
+                                       has no own (Wang and Komatsuzaki, "GPT-J-6B", 2021) */
+    KVC__PARALLEL_KEY = 1u << 16,   /* does unless the key use_parallel_residual says no */
+    KVC__PARALLEL_BARE = 1u << 17,  /* does in a layer that has no ffn_norm */
+    KVC__EXPERTS = 1u << 18,        /* expert_count may be more than 0 */
+    KVC__SHARED_GATE = 1u << 19,    /* the shared expert's output is gated by a sigmoid */
+    KVC__FF_OF_ALL = 1u << 20,      /* feed_forward_length is what a token's experts have together,
+                                       if expert_feed_forward_length is absent; else of one */
+    /* the rest */
+    KVC__LATENT = 1u << 21,         /* keys and values are made from a latent, which is kept instead
+                                       (DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1) */
+    KVC__SINKS = 1u << 22,          /* one more logit in each head's softmax, that has no value */
+    KVC__LOGITS_OVER = 1u << 23     /* logits are divided by logit_scale, not multiplied */
+};
+
+/* What a key means in files that do not have it: by * n_embd^embd * n_layers^layers; if `when` is
+   not NULL only in files where that key has the value `is`. */
+typedef struct kvc__default {
+    const char *key;                /* without the architecture */
+    double by, embd, layers;
+    const char *when;
+    double is;
+} kvc__default;
+
+/* The tensors that an architecture has under another's name. */
+typedef struct kvc__rename {
+    const char *name, *as;
+} kvc__rename;
+
+typedef struct kvc__arch {
+    const char *name;               /* general.architecture */
+    uint32_t traits;
+    kvc__act act;
+    const kvc__default *defaults;   /* ends with a NULL key; NULL: none */
+    const kvc__rename *renames;     /* ends with a NULL name; NULL: none */
+} kvc__arch;
+
+/* How the experts of a token are found (key expert_gating_func): the probabilities of all are their
+   logits' softmax or sigmoids, or those of the chosen are their logits' softmax. */
+enum {
+    KVC__ROUTE_SOFTMAX = 1, KVC__ROUTE_SIGMOID = 2, KVC__ROUTE_CHOSEN = 3
+};
+
+#define KVC__DEFAULTS_END {NULL, 0, 0, 0, NULL, 0}
+
+static const kvc__default kvc__defaults_llama[] = {
+    {"expert_weights_norm", 1, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+/* The file has the constants of the configuration but for these (config.json of MiniCPM3-4B:
+   scale_emb, scale_depth, dim_model_base). */
+static const kvc__default kvc__defaults_minicpm3[] = {
+    {"embedding_scale", 12, 0, 0, NULL, 0},
+    {"residual_scale", 1.4, 0, -0.5, NULL, 0},
+    {"logit_scale", 256, -1, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+static const kvc__default kvc__defaults_gemma[] = {
+    {"embedding_scale", 1, 0.5, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+/* Scores are scaled by query_pre_attn_scalar^-1/2 (config.json), which is the heads' size but in
+   the largest model: 144. */
+static const kvc__default kvc__defaults_gemma2[] = {
+    {"embedding_scale", 1, 0.5, 0, NULL, 0},
+    {"attention.scale", 0.083333333333333333, 0, 0, "embedding_length", 4608},
+    {"attn_logit_softcapping", 50, 0, 0, NULL, 0},
+    {"final_logit_softcapping", 30, 0, 0, NULL, 0},
+    {"attention.sliding_window", 4096, 0, 0, NULL, 0},
+    {"attention.sliding_window_pattern", 2, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+/* The largest model's: 168. */
+static const kvc__default kvc__defaults_gemma3[] = {
+    {"embedding_scale", 1, 0.5, 0, NULL, 0},
+    {"attention.scale", 0.077151674981045956, 0, 0, "embedding_length", 5376},
+    {"attention.sliding_window", 1024, 0, 0, NULL, 0},
+    {"attention.sliding_window_pattern", 6, 0, 0, NULL, 0},
+    {"rope.freq_base", 1000000, 0, 0, NULL, 0},
+    {"rope.freq_base_swa", 10000, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+/* Converters once left out the window of the models for 4,096 positions. */
+static const kvc__default kvc__defaults_phi3[] = {
+    {"attention.sliding_window", 2047, 0, 0, "context_length", 4096},
+    KVC__DEFAULTS_END
+};
+
+static const kvc__default kvc__defaults_alibi[] = {
+    {"attention.max_alibi_bias", 8, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+static const kvc__default kvc__defaults_qwen3moe[] = {
+    {"expert_weights_norm", 1, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+static const kvc__default kvc__defaults_command_r[] = {
+    {"logit_scale", 0.0625, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+static const kvc__default kvc__defaults_cohere2[] = {
+    {"logit_scale", 0.0625, 0, 0, NULL, 0},
+    {"attention.sliding_window", 4096, 0, 0, NULL, 0},
+    {"attention.sliding_window_pattern", 4, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+static const kvc__default kvc__defaults_smollm3[] = {
+    {"no_rope_layer_interval", 4, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+static const kvc__default kvc__defaults_gpt_oss[] = {
+    {"expert_gating_func", KVC__ROUTE_CHOSEN, 0, 0, NULL, 0},
+    {"attention.sliding_window", 128, 0, 0, NULL, 0},
+    {"attention.sliding_window_pattern", 2, 0, 0, NULL, 0},
+    KVC__DEFAULTS_END
+};
+
+#define KVC__RENAMES_END {NULL, NULL}
+
+/* Falcon 40B has a norm for each part, and the feed-forward part's is the one that 7B has for
+   both. */
+static const kvc__rename kvc__renames_falcon[] = {
+    {"ffn_norm", "attn_norm"},
+    {"attn_norm", "attn_norm_2"},
+    KVC__RENAMES_END
+};
+
+static const kvc__rename kvc__renames_gpt_oss[] = {
+    {"ffn_norm", "post_attention_norm"},
+    KVC__RENAMES_END
+};
+
+/* Sorted by name. What each covers, and where its ways are written down:
+   - bloom: BLOOM, BLOOMZ (Le Scao et al., "BLOOM", 2022; Press et al. 2022).
+   - cohere2: Command R7B, Command A (Cohere, model cards, 2024): as command-r; of four layers three
+     see a window, and only those turn.
+   - command-r: Command R, R+ and Aya 23 (Cohere, model cards, 2024): parallel; norms without bias;
+     R+ norms queries and keys.
+   - deepseek2: DeepSeek V2, V2-Lite, V2.5, V3, R1, Moonlight, Kimi K2 (DeepSeek-AI, "DeepSeek-V2",
+     2024, and "DeepSeek-V3", 2024): V2 routes by softmax, V3 by sigmoids with a bias that steers
+     the choice alone; groups of experts; in a YaRN model the scores have the factor squared.
+   - falcon: Falcon 7B, 40B and 180B (Almazrouei et al., "The Falcon series", 2023).
+   - gemma: Gemma 1, CodeGemma (Gemma team, "Gemma", 2024); files hold norms with their 1 added.
+   - gemma2: Gemma 2 (Gemma team, "Gemma 2", 2024): caps; even layers see a window.
+   - gemma3: Gemma 3, its text part (Gemma team, "Gemma 3 technical report", 2025): five of six
+     layers see a window.
+   - gpt-oss: gpt-oss 20B and 120B (OpenAI, model card, 2025): sinks; gate and up are clamped;
+     every expert has biases.
+   - gpt2: GPT-2, DistilGPT2, Cerebras-GPT (Radford et al., "Language models are unsupervised
+     multitask learners", 2019).
+   - gptneox: GPT-NeoX-20B, Pythia, RedPajama-INCITE, Dolly 2 (Black et al., "GPT-NeoX-20B", 2022).
+   - granite: Granite 3 dense (IBM, model cards, 2024): attention, embedding, residual and logit
+     scales.
+   - llama: Llama 1 to 3.3, TinyLlama, SmolLM 1 and 2, Yi, Mistral 7B, Mixtral and the many that use
+     their form (Touvron et al., "LLaMA", 2023; Jiang et al., "Mistral 7B", 2023: a window if the
+     key is there; "Mixtral of experts", 2024). Files hold the rows of q and k in an order for which
+     neighbouring dimensions turn together.
+   - minicpm3: MiniCPM3-4B (Hu et al., "MiniCPM", 2024): latent attention and scales.
+   - mpt: MPT 7B and 30B (MosaicML, "Introducing MPT-7B", 2023; clip_qkv of its configuration).
+   - olmo2: OLMo 2 (OLMo team, "2 OLMo 2 furious", 2025): norms after the parts only.
+   - olmoe: OLMoE 1B-7B (Muennighoff et al., "OLMoE", 2024): probabilities are not normalised.
+   - phi2: Phi 1, 1.5 and 2 (Li et al., "Textbooks are all you need II", 2023).
+   - phi3: Phi 3, 3.5 and 4 (Abdin et al., "Phi-3 technical report", 2024; Ding et al., "LongRoPE",
+     2024).
+   - qwen2: Qwen 2 and 2.5 (Yang et al., "Qwen2 technical report", 2024).
+   - qwen2moe: Qwen 1.5 MoE A2.7B, Qwen 2 57B-A14B (the same).
+   - qwen3: Qwen 3 (Yang et al., "Qwen3 technical report", 2025).
+   - qwen3moe: Qwen 3 30B-A3B and 235B-A22B (the same).
+   - smollm3: SmolLM3 3B (Hugging Face, model card, 2025): every fourth layer does not turn.
+   - stablelm: StableLM 3B-4E1T, Zephyr 3B, StableLM 2 1.6B and 12B (Bellagente et al., "Stable LM 2
+     1.6B", 2024); 12B is parallel and norms queries and keys.
+   - starcoder2: StarCoder 2 (Lozhkov et al., "StarCoder 2 and The Stack v2", 2024). */
+static const kvc__arch kvc__archs[] = {
+    {"bloom", KVC__LAYER_NORM | KVC__EMBD_NORM | KVC__ALIBI | KVC__NO_GATE, KVC__ACT_GELU,
+        kvc__defaults_alibi, NULL},
+    {"cohere2", KVC__LAYER_NORM | KVC__ROPE_WINDOW | KVC__PARALLEL, KVC__ACT_SILU,
+        kvc__defaults_cohere2, NULL},
+    {"command-r", KVC__LAYER_NORM | KVC__QK_NORM_MAY | KVC__PARALLEL, KVC__ACT_SILU,
+        kvc__defaults_command_r, NULL},
+    {"deepseek2", KVC__LATENT | KVC__YARN_SCORES | KVC__EXPERTS, KVC__ACT_SILU, NULL, NULL},
+    {"falcon", KVC__LAYER_NORM | KVC__ROPE_HALVES | KVC__NO_GATE | KVC__PARALLEL,
+        KVC__ACT_GELU_ERF, NULL, kvc__renames_falcon},
+    {"gemma", KVC__ROPE_HALVES, KVC__ACT_GELU, kvc__defaults_gemma, NULL},
+    {"gemma2", KVC__ROPE_HALVES | KVC__POST_NORM, KVC__ACT_GELU, kvc__defaults_gemma2, NULL},
+    {"gemma3", KVC__ROPE_HALVES | KVC__ROPE_LOCAL | KVC__QK_NORM | KVC__POST_NORM, KVC__ACT_GELU,
+        kvc__defaults_gemma3, NULL},
+    {"gpt-oss", KVC__ROPE_HALVES | KVC__EXPERTS | KVC__SINKS, KVC__ACT_CLAMPED,
+        kvc__defaults_gpt_oss, kvc__renames_gpt_oss},
+    {"gpt2", KVC__LAYER_NORM | KVC__LEARNED | KVC__NO_GATE, KVC__ACT_GELU, NULL, NULL},
+    {"gptneox", KVC__LAYER_NORM | KVC__ROPE_HALVES | KVC__NO_GATE | KVC__PARALLEL_KEY,
+        KVC__ACT_GELU_ERF, NULL, NULL},
+    {"granite", KVC__LOGITS_OVER, KVC__ACT_SILU, NULL, NULL},
+    {"llama", KVC__EXPERTS, KVC__ACT_SILU, kvc__defaults_llama, NULL},
+    {"minicpm3", KVC__LATENT | KVC__ROPE_HALVES, KVC__ACT_SILU, kvc__defaults_minicpm3, NULL},
+    {"mpt", KVC__LAYER_NORM | KVC__ALIBI | KVC__NO_GATE, KVC__ACT_GELU_ERF, kvc__defaults_alibi,
+        NULL},
+    {"olmo2", KVC__NO_PRE_NORM | KVC__POST_NORM | KVC__QK_NORM_WHOLE | KVC__ROPE_HALVES,
+        KVC__ACT_SILU, NULL, NULL},
+    {"olmoe", KVC__QK_NORM_WHOLE | KVC__ROPE_HALVES | KVC__EXPERTS, KVC__ACT_SILU, NULL, NULL},
+    {"phi2", KVC__LAYER_NORM | KVC__ROPE_HALVES | KVC__NO_GATE | KVC__PARALLEL, KVC__ACT_GELU, NULL,
+        NULL},
+    {"phi3", KVC__ROPE_HALVES | KVC__GATE_UP, KVC__ACT_SILU, kvc__defaults_phi3, NULL},
+    {"qwen2", KVC__ROPE_HALVES, KVC__ACT_SILU, NULL, NULL},
+    {"qwen2moe", KVC__ROPE_HALVES | KVC__EXPERTS | KVC__SHARED_GATE | KVC__FF_OF_ALL,
+        KVC__ACT_SILU, NULL, NULL},
+    {"qwen3", KVC__ROPE_HALVES | KVC__QK_NORM, KVC__ACT_SILU, NULL, NULL},
+    {"qwen3moe", KVC__ROPE_HALVES | KVC__QK_NORM | KVC__EXPERTS | KVC__FF_OF_ALL, KVC__ACT_SILU,
+        kvc__defaults_qwen3moe, NULL},
+    {"smollm3", 0, KVC__ACT_SILU, kvc__defaults_smollm3, NULL},
+    {"stablelm", KVC__LAYER_NORM | KVC__ROPE_HALVES | KVC__QK_NORM_MAY | KVC__PARALLEL_BARE,
+        KVC__ACT_SILU, NULL, NULL},
+    {"starcoder2", KVC__LAYER_NORM | KVC__ROPE_HALVES | KVC__NO_GATE, KVC__ACT_GELU, NULL, NULL},
+    {NULL, 0, KVC__ACT_SILU, NULL, NULL}
+};
+
+/* ------------------------------------------------------------------------------------------------
+   >>model  Hyper-parameters, layers, weights
+   Loading finds the row of the architecture, fills the hyper-parameters from metadata, binds the
+   tensors of each layer, checks every shape, and refuses what it does not understand by name.
+   Matrices stay where they are; vectors are decoded to floats in the model's own block. The model
+   does not change after that.
+   ---------------------------------------------------------------------------------------------- */
+
+/* A matrix, or a stack of parts of the same shape: one for each expert, or for each head. */
 typedef struct kvc__matrix {
-    const unsigned char *data;      /* [n_out, n_in], rows of row_size bytes; NULL: absent */
-    const unsigned char *packed;    /* the same in groups of 16 rows, or NULL */
-    size_t row_size;
-    uint32_t n_in, n_out;
+    const unsigned char *data;      /* [n_parts, n_out, n_in], rows of row_size bytes; NULL: there
+                                       is none */
+    const unsigned char *packed;    /* [n_parts] the same in groups of 16 rows, or NULL */
+    size_t row_size, part_size;     /* bytes in data from row to row, from part to part */
+    uint32_t n_in, n_out, n_parts;
     uint32_t type;
-    const float *bias;              /* [n_out] or NULL */
+    const float *bias;              /* [n_parts, n_out] or NULL */
 } kvc__matrix;
+
+typedef struct kvc__norm {
+    const float *w, *b;             /* w NULL: absent; b NULL: no bias */
+} kvc__norm;
 
 /* Layers whose rows see equally far back. */
 typedef struct kvc__reach {
@@ -5626,63 +5905,40 @@ typedef struct kvc__reach {
     uint32_t n_layers;
 } kvc__reach;
 
+#define KVC__MAX_ROPES 2u           /* of layers that see all, and of those that see a window */
+#define KVC__NO_ROPE UINT32_MAX
+
 typedef struct kvc__layer {
     uint32_t reach;                 /* index into the model's reaches */
-    const float *attn_norm, *ffn_norm;      /* [n_embd] */
-    kvc__matrix q, k, v, o;
-    kvc__matrix gate, up, down;
+    uint32_t rope;                  /* and ropes; KVC__NO_ROPE: nothing is turned */
+    int is_parallel;                /* the feed-forward part reads what attention reads */
+    kvc__norm attn_norm, attn_post, q_norm, k_norm, ffn_norm, ffn_post;     /* see traits */
+    kvc__norm q_low_norm, v_norm;   /* latent attention */
+    const float *sinks;             /* [n_heads] or NULL */
+    /* With latent attention k gives the turned part of the key, which all heads share, v the
+       latent, which after v_norm is the rest of the key, and the value; queries come from x, or
+       from q_low of it. */
+    kvc__matrix q_low, q, k, v, o;
+    kvc__matrix k_up, v_up;         /* [n_heads] from the rest of a query to the latent's space, and
+                                       from there to a head's output */
+    kvc__matrix gate, up, down;     /* of the dense part, or of the shared expert */
+    kvc__matrix router, shared_gate, gates, ups, downs;     /* [n_experts] the last three */
+    const float *router_bias;       /* [n_experts] it is added for the choice alone; or NULL */
 } kvc__layer;
 
-/* Which lengths a tensor's sides must have. */
-typedef enum kvc__side {
-    KVC__SIDE_1, KVC__SIDE_EMBD, KVC__SIDE_Q, KVC__SIDE_K, KVC__SIDE_V, KVC__SIDE_HEADS_V,
-        KVC__SIDE_FF
-} kvc__side;
-
-/* A tensor of a layer: blk.<i>.<name>.weight, and for a matrix an optional .bias. */
-typedef struct kvc__tensor_row {
-    const char *name;
-    uint16_t field;                 /* offset in kvc__layer */
-    uint8_t is_matrix;
-    uint8_t n_in, n_out;            /* kvc__side */
-} kvc__tensor_row;
-
-typedef enum kvc__rope_pairs {
-    KVC__ROPE_NEXT,                 /* dimensions 2i and 2i + 1 turn together */
-    KVC__ROPE_HALF                  /* dimensions i and i + rope_dim / 2 */
-} kvc__rope_pairs;
-
-typedef struct kvc__arch {
-    const char *name;               /* general.architecture */
-    const kvc__tensor_row *rows;    /* ends with a NULL name */
-    kvc__rope_pairs rope;
-} kvc__arch;
-
-/* Pre-norm blocks with RMS norms, attention and SwiGLU feed-forward, in this order. */
-static const kvc__tensor_row kvc__rows_llama[] = {
-    {"attn_norm", offsetof(kvc__layer, attn_norm), 0, KVC__SIDE_EMBD, KVC__SIDE_1},
-    {"attn_q", offsetof(kvc__layer, q), 1, KVC__SIDE_EMBD, KVC__SIDE_Q},
-    {"attn_k", offsetof(kvc__layer, k), 1, KVC__SIDE_EMBD, KVC__SIDE_K},
-    {"attn_v", offsetof(kvc__layer, v), 1, KVC__SIDE_EMBD, KVC__SIDE_V},
-    {"attn_output", offsetof(kvc__layer, o), 1, KVC__SIDE_HEADS_V, KVC__SIDE_EMBD},
-    {"ffn_norm", offsetof(kvc__layer, ffn_norm), 0, KVC__SIDE_EMBD, KVC__SIDE_1},
-    {"ffn_gate", offsetof(kvc__layer, gate), 1, KVC__SIDE_EMBD, KVC__SIDE_FF},
-    {"ffn_up", offsetof(kvc__layer, up), 1, KVC__SIDE_EMBD, KVC__SIDE_FF},
-    {"ffn_down", offsetof(kvc__layer, down), 1, KVC__SIDE_FF, KVC__SIDE_EMBD},
-    {NULL, 0, 0, 0, 0}
+static const size_t kvc__layer_matrices[] = {
+    offsetof(kvc__layer, q_low), offsetof(kvc__layer, q), offsetof(kvc__layer, k),
+    offsetof(kvc__layer, v), offsetof(kvc__layer, k_up), offsetof(kvc__layer, v_up),
+    offsetof(kvc__layer, o), offsetof(kvc__layer, gate), offsetof(kvc__layer, up),
+    offsetof(kvc__layer, down), offsetof(kvc__layer, router), offsetof(kvc__layer, shared_gate),
+    offsetof(kvc__layer, gates), offsetof(kvc__layer, ups), offsetof(kvc__layer, downs)
 };
+#define KVC__N_LAYER_MATRICES (sizeof kvc__layer_matrices / sizeof *kvc__layer_matrices)
 
-/* Sorted by name; one architecture a line.
-   - llama: Llama 1 to 3, TinyLlama, Mistral 7B, SmolLM and the many that use their form. Files hold
-     the rows of q and k in an order for which neighbouring dimensions turn together (Touvron et
-     al., "LLaMA", 2023; Su et al., "RoFormer", 2021).
-   - qwen2: Qwen 2 and 2.5 (Yang et al., "Qwen2 technical report", 2024): llama with biases on q, k
-     and v, and dimensions half a head apart that turn together. */
-static const kvc__arch kvc__archs[] = {
-    {"llama", kvc__rows_llama, KVC__ROPE_NEXT},
-    {"qwen2", kvc__rows_llama, KVC__ROPE_HALF},
-    {NULL, NULL, KVC__ROPE_NEXT}
-};
+#define KVC__HUGE 1e300
+#define KVC__MAX_EXPERTS 1024u
+#define KVC__MAX_GROUPS 64u         /* of experts */
+#define KVC__MAX_USED 64u           /* experts of a token */
 
 struct kvc_model {
     kvc_allocator allocator;
@@ -5690,18 +5946,36 @@ struct kvc_model {
     kvc__gguf gguf;
     kvc__vocab vocab;
     const kvc__arch *arch;
-    uint32_t n_layers, n_embd, n_heads, n_kv_heads, head_dim, head_dim_v, n_ff, n_vocab;
-    uint32_t n_ctx_train, rope_dim, window;
+    uint32_t n_layers, n_embd, n_heads, n_ff, n_vocab, n_ctx_train, window;
+    /* As attention sees them: n_heads queries of head_dim, n_kv_heads keys, values of head_dim_v.
+       Latent attention has one key for all heads, of which the last head_dim_v elements are the
+       value; then its q gives head_q elements a head, and its o takes head_o. */
+    uint32_t n_kv_heads, head_dim, head_dim_v, head_q, head_o;
+    uint32_t q_rank;                /* of q_low, 0: none */
+    uint32_t rope_dim, n_ropes;
+    uint32_t n_dense;               /* layers before the first with experts, if there are experts */
+    uint32_t n_experts, n_used, n_expert_groups, n_used_groups, n_ff_expert, n_ff_shared;
+    uint32_t route;                 /* KVC__ROUTE_... */
+    int route_norm;                 /* a token's probabilities are made to add up to 1 */
+    float route_scale;              /* and multiplied by this */
     kvc__reach reaches[KVC_MAX_REACHES];
     uint32_t n_reaches;
     float norm_eps;
-    float rope_scale;               /* factor on cos and sin (YaRN) */
-    double *rope_freq;              /* [rope_dim / 2] radians per position */
+    float score_scale;              /* of q k */
+    float score_cap, logit_cap;     /* soft caps, 0: none */
+    float qkv_clamp;                /* 0: none */
+    float embd_scale, residual_scale, logit_scale;
+    float rope_scale[KVC__MAX_ROPES];   /* factor on cos and sin */
+    uint32_t n_rope_sets;           /* 2: LongRoPE, the second set for n_ctx above n_ctx_short */
+    uint32_t n_ctx_short;
+    double *rope_freq;              /* [n_rope_sets, n_ropes, rope_dim / 2] radians per position */
+    float *slopes;                  /* [n_heads] of ALiBi, or NULL */
     kvc__layer *layers;
     kvc__matrix embd, output;       /* output is embd again where the file ties them */
-    const float *output_norm;
+    kvc__matrix pos_embd;           /* absent, or [positions, n_embd] */
+    kvc__norm embd_norm, output_norm;
     uint64_t n_params, weights_size;
-    void *block;                    /* layers, vectors, rope_freq */
+    void *block;                    /* layers, vectors, rope_freq, slopes, transposed matrices */
     size_t block_size;
     void *packed;                   /* all packed weights */
     size_t packed_size;
@@ -5715,26 +5989,34 @@ static uint32_t kvc__model_n_vocab(const kvc_model *m) { return m->n_vocab; }
 static uint32_t kvc__model_n_tokens(const kvc_model *m) { return m->vocab.n_tokens; }
 static const kvc_allocator *kvc__model_allocator(const kvc_model *m) { return &m->allocator; }
 
+static int kvc__has(const kvc_model *m, uint32_t trait)
+{
+    return (m->arch->traits & trait) != 0;
+}
+
+/* Elements of a value that are stored beside the key. */
+static uint32_t kvc__stored_v(const kvc_model *m)
+{
+    return kvc__has(m, KVC__LATENT) ? 0 : m->head_dim_v;
+}
+
 /* ---- hyper-parameters ---- */
 
 /* Reads keys "<arch>.<suffix>". The first failure stays in `result`; later reads do nothing. */
 typedef struct kvc__keys {
-    const kvc__gguf *gguf;
-    const char *arch;
+    const kvc_model *model;
     kvc_error *err;
     kvc_result result;
     char key[96];
 } kvc__keys;
 
-static int kvc__keys_find(kvc__keys *k, const char *suffix, kvc_meta *m)
+static kvc__keys kvc__keys_start(const kvc_model *m, kvc_error *err)
 {
-    kvc__msg text;
-    if (k->result != KVC_OK) return 0;
-    kvc__msg_start(&text, k->key, sizeof k->key);
-    kvc__msg_text(&text, k->arch);
-    kvc__msg_text(&text, ".");
-    kvc__msg_text(&text, suffix);
-    return kvc__gguf_find(k->gguf, k->key, m);
+    kvc__keys k;
+    memset(&k, 0, sizeof k);
+    k.model = m;
+    k.err = err;
+    return k;
 }
 
 static void kvc__keys_bad(kvc__keys *k, kvc_result code, const char *message)
@@ -5742,20 +6024,70 @@ static void kvc__keys_bad(kvc__keys *k, kvc_result code, const char *message)
     if (k->result == KVC_OK) k->result = kvc__fail(k->err, code, k->key, message);
 }
 
-/* A whole number from min to max; absent: `fallback`, or an error if that is UINT32_MAX. */
+/* A list with a value for each layer is as good as the value if all are equal. */
+static int kvc__keys_all_equal(kvc__keys *k, kvc_meta *m)
+{
+    kvc_meta first, item;
+    double a, b;
+    uint64_t i;
+    if (m->type != KVC_META_ARRAY) return 1;
+    if (m->n_items == k->model->n_layers && kvc__meta_item(m, 0, &first) == KVC_OK &&
+        kvc__meta_number(&first, &a)) {
+        for (i = 1; i < m->n_items; i++)
+            if (kvc__meta_item(m, i, &item) != KVC_OK || !kvc__meta_number(&item, &b) ||
+                b < a || b > a) break;
+        if (i == m->n_items) {
+            *m = first;
+            return 1;
+        }
+    }
+    kvc__keys_bad(k, KVC_ERROR_UNSUPPORTED, "not one value for all layers");
+    return 0;
+}
+
+/* The entry as it is. */
+static int kvc__keys_find(kvc__keys *k, const char *suffix, kvc_meta *m)
+{
+    kvc__msg text;
+    if (k->result != KVC_OK) return 0;
+    kvc__msg_start(&text, k->key, sizeof k->key);
+    kvc__msg_text(&text, k->model->arch->name);
+    kvc__msg_text(&text, ".");
+    kvc__msg_text(&text, suffix);
+    return kvc__gguf_find(&k->model->gguf, k->key, m);
+}
+
+/* What an absent key means. */
+static double kvc__keys_default(kvc__keys *k, const char *suffix, double fallback)
+{
+    const kvc_model *m = k->model;
+    const kvc__default *d;
+    kvc_meta meta;
+    double v;
+    if (k->result != KVC_OK || m->arch->defaults == NULL) return fallback;
+    for (d = m->arch->defaults; d->key != NULL; d++) {
+        if (strcmp(d->key, suffix) != 0) continue;
+        if (d->when != NULL && (!kvc__keys_find(k, d->when, &meta) ||
+            !kvc__meta_number(&meta, &v) || v < d->is || v > d->is)) continue;
+        v = d->by * kvc__pow((double)m->n_embd, d->embd);
+        return v * kvc__pow((double)m->n_layers, d->layers);
+    }
+    return fallback;
+}
+
+/* A whole number from min to max; absent: the architecture's, else `fallback`, or an error if that
+   is UINT32_MAX. */
 static uint32_t kvc__keys_u32(kvc__keys *k, const char *suffix, uint32_t fallback, uint32_t min,
     uint32_t max)
 {
+    const double missing = kvc__keys_default(k, suffix, (double)fallback);
     kvc_meta m;
     double v;
     if (!kvc__keys_find(k, suffix, &m)) {
-        if (fallback == UINT32_MAX) kvc__keys_bad(k, KVC_ERROR_FORMAT, "the key is missing");
-        return fallback;
+        if (missing >= UINT32_MAX) kvc__keys_bad(k, KVC_ERROR_FORMAT, "the key is missing");
+        return (uint32_t)missing;
     }
-    if (m.type == KVC_META_ARRAY) {
-        kvc__keys_bad(k, KVC_ERROR_UNSUPPORTED, "a value for each layer");
-        return min;
-    }
+    if (!kvc__keys_all_equal(k, &m)) return min;
     if (!kvc__meta_is_integer(&m)) {
         kvc__keys_bad(k, KVC_ERROR_FORMAT, "not a whole number");
         return min;
@@ -5768,15 +6100,18 @@ static uint32_t kvc__keys_u32(kvc__keys *k, const char *suffix, uint32_t fallbac
     return (uint32_t)v;
 }
 
-/* A finite number, > 0 or (if zero_allowed) >= 0; absent: `fallback`, an error if that is < 0. */
+/* A finite number, > 0 or (if zero_allowed) >= 0; absent: the architecture's, else `fallback`, an
+   error if that is < 0. */
 static double kvc__keys_real(kvc__keys *k, const char *suffix, double fallback, int zero_allowed)
 {
+    const double missing = kvc__keys_default(k, suffix, fallback);
     kvc_meta m;
     double v;
     if (!kvc__keys_find(k, suffix, &m)) {
-        if (fallback < 0) kvc__keys_bad(k, KVC_ERROR_FORMAT, "the key is missing");
-        return fallback;
+        if (missing < 0) kvc__keys_bad(k, KVC_ERROR_FORMAT, "the key is missing");
+        return missing;
     }
+    if (!kvc__keys_all_equal(k, &m)) return 1.0;
     if (!kvc__meta_number(&m, &v) || m.type == KVC_META_BOOL) {
         kvc__keys_bad(k, KVC_ERROR_FORMAT, "not a number");
         return 1.0;
@@ -5786,6 +6121,31 @@ static double kvc__keys_real(kvc__keys *k, const char *suffix, double fallback, 
         return 1.0;
     }
     return v;
+}
+
+/* A truth value. */
+static int kvc__keys_flag(kvc__keys *k, const char *suffix, int fallback)
+{
+    const double missing = kvc__keys_default(k, suffix, fallback);
+    kvc_meta m;
+    double v;
+    if (!kvc__keys_find(k, suffix, &m)) return missing > 0;
+    if (!kvc__keys_all_equal(k, &m)) return 0;
+    if (m.type != KVC_META_BOOL || !kvc__meta_number(&m, &v)) {
+        kvc__keys_bad(k, KVC_ERROR_FORMAT, "not a truth value");
+        return 0;
+    }
+    return v > 0;
+}
+
+/* Two numbers of keys that do not fit together; the second key is in `text`. */
+static void kvc__keys_clash(kvc__keys *k, const char *suffix, uint64_t x, const char *text,
+    uint64_t y)
+{
+    kvc_meta m;
+    kvc__keys_find(k, suffix, &m);
+    if (k->result == KVC_OK)
+        k->result = kvc__fail_numbers(k->err, KVC_ERROR_FORMAT, k->key, "it is", x, text, y);
 }
 
 /* The architecture's row, or an error that lists the known ones. */
@@ -5817,39 +6177,139 @@ static kvc_result kvc__arch_find(const kvc__gguf *g, const kvc__arch **out, kvc_
     return KVC_ERROR_UNSUPPORTED;
 }
 
+/* The sizes of heads. */
+static void kvc__shape_heads(kvc_model *m, kvc__keys *k)
+{
+    m->n_heads = kvc__keys_u32(k, "attention.head_count", UINT32_MAX, 1, 1u << 14);
+    m->n_kv_heads = kvc__keys_u32(k, "attention.head_count_kv", m->n_heads, 1, 1u << 14);
+    if (k->result == KVC_OK && m->n_heads % m->n_kv_heads != 0)
+        kvc__keys_clash(k, "attention.head_count_kv", m->n_kv_heads,
+            "of which attention.head_count is no multiple:", m->n_heads);
+    m->head_dim = kvc__keys_u32(k, "attention.key_length", 0, 1, 4096);
+    if (k->result == KVC_OK && m->head_dim == 0) {
+        if (m->n_embd % m->n_heads != 0 || m->n_embd / m->n_heads > 4096)
+            k->result = kvc__fail_numbers(k->err, KVC_ERROR_FORMAT, k->key,
+                "absent, and embedding_length", m->n_embd, "gives no head size with head_count",
+                m->n_heads);
+        m->head_dim = m->n_embd / m->n_heads;
+    }
+    m->head_dim_v = kvc__keys_u32(k, "attention.value_length", m->head_dim, 1, 4096);
+    m->rope_dim = kvc__keys_u32(k, "rope.dimension_count", m->head_dim, 0, 1u << 20);
+    if (kvc__has(m, KVC__LEARNED | KVC__ALIBI)) m->rope_dim = 0;
+    if (k->result == KVC_OK && (m->rope_dim > m->head_dim || m->rope_dim % 2 != 0))
+        kvc__keys_clash(k, "rope.dimension_count", m->rope_dim,
+            "odd, or more than a head's dimensions:", m->head_dim);
+    m->head_q = m->head_dim;
+    m->head_o = m->head_dim_v;
+}
+
+/* Latent attention (DeepSeek-V2, section 2.1): a head's query is a part that meets the latent and a
+   turned part. The former's product with the key's up-projection is the query that meets the latent
+   itself, and the value's up-projection is left for after the sum, so all heads share one key of
+   turned part and latent. Files with attn_kv_b give the sizes of the heads' own keys and values;
+   those with its two halves give these in keys of their own. */
+static void kvc__shape_latent(kvc_model *m, kvc__keys *k)
+{
+    kvc_meta meta;
+    uint32_t rank;
+    m->n_heads = kvc__keys_u32(k, "attention.head_count", UINT32_MAX, 1, 1u << 14);
+    m->n_kv_heads = 1;
+    m->q_rank = kvc__keys_u32(k, "attention.q_lora_rank", 0, 0, 1u << 16);
+    rank = kvc__keys_u32(k, "attention.kv_lora_rank", UINT32_MAX, 1, 3072);
+    m->rope_dim = kvc__keys_u32(k, "rope.dimension_count", UINT32_MAX, 2, 1024);
+    if (kvc__keys_find(k, "attention.key_length_mla", &meta)) {
+        m->head_q = kvc__keys_u32(k, "attention.key_length_mla", 0, 1, 4096);
+        m->head_o = kvc__keys_u32(k, "attention.value_length_mla", UINT32_MAX, 1, 4096);
+    } else {
+        m->head_q = kvc__keys_u32(k, "attention.key_length", UINT32_MAX, 1, 4096);
+        m->head_o = kvc__keys_u32(k, "attention.value_length", m->n_embd / m->n_heads, 1, 4096);
+    }
+    if (k->result == KVC_OK && (m->rope_dim >= m->head_q || m->rope_dim % 2 != 0))
+        kvc__keys_clash(k, "rope.dimension_count", m->rope_dim,
+            "odd, or not less than a head's dimensions:", m->head_q);
+    m->head_dim = m->rope_dim + rank;
+    m->head_dim_v = rank;
+}
+
+static void kvc__shape_experts(kvc_model *m, kvc__keys *k)
+{
+    uint32_t shared;
+    m->n_experts = kvc__keys_u32(k, "expert_count", 0, 0, KVC__MAX_EXPERTS);
+    if (m->n_experts == 0) return;
+    if (!kvc__has(m, KVC__EXPERTS)) {
+        kvc__keys_bad(k, KVC_ERROR_UNSUPPORTED, "experts in this architecture");
+        return;
+    }
+    m->n_used = kvc__keys_u32(k, "expert_used_count", UINT32_MAX, 1, KVC__MAX_USED);
+    if (m->n_used > m->n_experts)
+        kvc__keys_clash(k, "expert_used_count", m->n_used, "but expert_count is", m->n_experts);
+    m->n_dense = kvc__keys_u32(k, "leading_dense_block_count", 0, 0, m->n_layers);
+    m->n_ff_expert = kvc__keys_u32(k, "expert_feed_forward_length",
+        kvc__has(m, KVC__FF_OF_ALL) && m->n_used != 0 ? m->n_ff / m->n_used : m->n_ff, 1, 1u << 24);
+    shared = kvc__keys_u32(k, "expert_shared_count", 0, 0, 1u << 10);
+    m->n_ff_shared = kvc__keys_u32(k, "expert_shared_feed_forward_length",
+        kvc__has(m, KVC__SHARED_GATE) ? m->n_ff : shared * m->n_ff_expert, 0, 1u << 24);
+    m->route = kvc__keys_u32(k, "expert_gating_func", KVC__ROUTE_SOFTMAX, 0, KVC__ROUTE_CHOSEN);
+    if (m->route == 0) m->route = KVC__ROUTE_SOFTMAX;
+    m->route_norm = kvc__keys_flag(k, "expert_weights_norm", 0);
+    m->route_scale = (float)kvc__keys_real(k, "expert_weights_scale", 1.0, 1);
+    if (!(m->route_scale > 0)) m->route_scale = 1.0f;
+    m->n_expert_groups = kvc__keys_u32(k, "expert_group_count", 1, 0, KVC__MAX_GROUPS);
+    m->n_expert_groups += m->n_expert_groups == 0;
+    if (k->result == KVC_OK && m->n_experts % m->n_expert_groups != 0)
+        kvc__keys_clash(k, "expert_group_count", m->n_expert_groups,
+            "of which expert_count is no multiple:", m->n_experts);
+    m->n_used_groups = kvc__keys_u32(k, "expert_group_used_count", m->n_expert_groups, 0,
+        m->n_expert_groups);
+    m->n_used_groups += m->n_used_groups == 0;
+    if (k->result == KVC_OK &&
+        m->n_used > m->n_experts / m->n_expert_groups * m->n_used_groups)
+        kvc__keys_clash(k, "expert_group_used_count", m->n_used_groups,
+            "groups, which have fewer experts than expert_used_count:", m->n_used);
+}
+
+/* Epsilons go by two names, of which one is an architecture's; some converters took the other. */
+static float kvc__shape_eps(const kvc_model *m, kvc__keys *k)
+{
+    const char *const names[2] = {"attention.layer_norm_rms_epsilon",
+        "attention.layer_norm_epsilon"};
+    const int layer_norm = kvc__has(m, KVC__LAYER_NORM);
+    kvc_meta meta;
+    if (!kvc__keys_find(k, names[layer_norm], &meta) &&
+        kvc__keys_find(k, names[!layer_norm], &meta))
+        return (float)kvc__keys_real(k, names[!layer_norm], -1.0, 1);
+    return (float)kvc__keys_real(k, names[layer_norm], -1.0, 1);
+}
+
+static void kvc__shape_scales(kvc_model *m, kvc__keys *k)
+{
+    float over;
+    m->norm_eps = kvc__shape_eps(m, k);
+    m->score_scale = (float)kvc__keys_real(k, "attention.scale", 0.0, 1);
+    if (!(m->score_scale > 0)) m->score_scale = 1.0f / sqrtf((float)m->head_q);
+    m->score_cap = (float)kvc__keys_real(k, "attn_logit_softcapping", 0.0, 1);
+    m->logit_cap = (float)kvc__keys_real(k, "final_logit_softcapping", 0.0, 1);
+    m->qkv_clamp = (float)kvc__keys_real(k, "attention.clamp_kqv", 0.0, 1);
+    m->embd_scale = (float)kvc__keys_real(k, "embedding_scale", 1.0, 0);
+    m->residual_scale = (float)kvc__keys_real(k, "residual_scale", 1.0, 0);
+    over = (float)kvc__keys_real(k, "logit_scale", 1.0, 0);
+    m->logit_scale = kvc__has(m, KVC__LOGITS_OVER) ? 1.0f / over : over;
+}
+
 static kvc_result kvc__model_shape(kvc_model *m, kvc_error *err)
 {
-    kvc__keys k;
-    memset(&k, 0, sizeof k);
-    k.gguf = &m->gguf;
-    k.arch = m->arch->name;
-    k.err = err;
+    kvc__keys k = kvc__keys_start(m, err);
     m->n_ctx_train = kvc__keys_u32(&k, "context_length", UINT32_MAX, 1, 1u << 30);
     m->n_embd = kvc__keys_u32(&k, "embedding_length", UINT32_MAX, 1, 1u << 20);
     m->n_layers = kvc__keys_u32(&k, "block_count", UINT32_MAX, 1, 4096);
     m->n_ff = kvc__keys_u32(&k, "feed_forward_length", UINT32_MAX, 1, 1u << 24);
-    m->n_heads = kvc__keys_u32(&k, "attention.head_count", UINT32_MAX, 1, 1u << 14);
-    m->n_kv_heads = kvc__keys_u32(&k, "attention.head_count_kv", m->n_heads, 1, 1u << 14);
-    if (k.result == KVC_OK && m->n_heads % m->n_kv_heads != 0)
-        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, k.key, "attention.head_count", m->n_heads,
-            "is not a multiple of head_count_kv", m->n_kv_heads);
-    m->head_dim = kvc__keys_u32(&k, "attention.key_length", 0, 1, 4096);
-    if (k.result == KVC_OK && m->head_dim == 0) {
-        if (m->n_embd % m->n_heads != 0 || m->n_embd / m->n_heads > 4096) {
-            return kvc__fail_numbers(err, KVC_ERROR_FORMAT, k.key, "absent, and embedding_length",
-                m->n_embd, "gives no head size with head_count", m->n_heads);
-        }
-        m->head_dim = m->n_embd / m->n_heads;
-    }
-    m->head_dim_v = kvc__keys_u32(&k, "attention.value_length", m->head_dim, 1, 4096);
+    if (kvc__has(m, KVC__LATENT)) kvc__shape_latent(m, &k);
+    else kvc__shape_heads(m, &k);
     m->window = kvc__keys_u32(&k, "attention.sliding_window", 0, 0, UINT32_MAX - 1);
-    m->norm_eps = (float)kvc__keys_real(&k, "attention.layer_norm_rms_epsilon", -1.0, 1);
-    m->rope_dim = kvc__keys_u32(&k, "rope.dimension_count", m->head_dim, 0, 1u << 20);
-    if (k.result == KVC_OK && (m->rope_dim > m->head_dim || m->rope_dim % 2 != 0))
-        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, k.key, "the number", m->rope_dim,
-            "is odd or more than the head's dimensions", m->head_dim);
-    if (kvc__keys_u32(&k, "expert_count", 0, 0, UINT32_MAX - 1) != 0)
-        kvc__keys_bad(&k, KVC_ERROR_UNSUPPORTED, "mixtures of experts");
+    if (!kvc__keys_flag(&k, "attention.causal", 1))
+        kvc__keys_bad(&k, KVC_ERROR_UNSUPPORTED, "attention to later positions");
+    kvc__shape_scales(m, &k);
+    kvc__shape_experts(m, &k);
     return k.result;
 }
 
@@ -5863,25 +6323,29 @@ static uint32_t kvc__reach_find(kvc_model *m, uint32_t window)
     return m->n_reaches++;
 }
 
+/* Which rope a layer has. Every how-manieth layer that the key says has none. */
+static uint32_t kvc__layer_rope(const kvc_model *m, uint32_t layer, uint32_t window,
+    uint32_t no_rope)
+{
+    if (m->rope_dim == 0 || (no_rope != 0 && layer % no_rope + 1 == no_rope)) return KVC__NO_ROPE;
+    if (kvc__has(m, KVC__ROPE_WINDOW) && m->window != 0 && window == 0) return KVC__NO_ROPE;
+    return m->n_ropes > 1 && window != 0 ? 1 : 0;
+}
+
 /* Which layers see a window only: all, or those for which the pattern holds true; as a number it
    says that every how-manieth layer sees everything. */
 static kvc_result kvc__model_reaches(kvc_model *m, kvc_error *err)
 {
-    kvc__keys k;
+    kvc__keys k = kvc__keys_start(m, err);
     kvc_meta pattern, item;
-    uint32_t i, every = 0, window;
+    uint32_t i, every = 0, window, no_rope;
     double inside = 1.0;
-    int given, listed;
-    memset(&k, 0, sizeof k);
-    k.gguf = &m->gguf;
-    k.arch = m->arch->name;
-    k.err = err;
-    given = kvc__keys_find(&k, "attention.sliding_window_pattern", &pattern);
-    listed = given && pattern.type == KVC_META_ARRAY;
+    int listed = kvc__keys_find(&k, "attention.sliding_window_pattern", &pattern) &&
+        pattern.type == KVC_META_ARRAY;
     if (listed && (pattern.item_type != KVC_META_BOOL || pattern.n_items != m->n_layers))
         return kvc__fail(err, KVC_ERROR_FORMAT, k.key, "not a truth value for each layer");
-    if (given && !listed)
-        every = kvc__keys_u32(&k, "attention.sliding_window_pattern", 0, 0, 4096);
+    if (!listed) every = kvc__keys_u32(&k, "attention.sliding_window_pattern", 0, 0, 4096);
+    no_rope = kvc__keys_u32(&k, "no_rope_layer_interval", 0, 0, 4096);
     if (k.result != KVC_OK) return k.result;
     for (i = 0; i < m->n_layers; i++) {
         if (listed) {
@@ -5892,12 +6356,27 @@ static kvc_result kvc__model_reaches(kvc_model *m, kvc_error *err)
         }
         window = inside > 0 ? m->window : 0;
         m->layers[i].reach = kvc__reach_find(m, window);
+        m->layers[i].rope = kvc__layer_rope(m, i, window, no_rope);
         m->reaches[m->layers[i].reach].n_layers++;
     }
     return KVC_OK;
 }
 
 /* ---- rope: radians per position of each pair, with the file's scaling ---- */
+
+/* What divides frequencies pair by pair: rope_freqs.weight (Llama 3.1), or in LongRoPE one set for
+   texts of the original length and one for longer ones. */
+typedef struct kvc__rope_factors {
+    const float *set[2];            /* [rope_dim / 2] each, or NULL */
+    const char *name[2];
+} kvc__rope_factors;
+
+typedef struct kvc__rope_scaling {
+    double base, factor;
+    int yarn;
+    double low, high;               /* YaRN: pairs below low keep their frequency; above high it is
+                                       divided by factor */
+} kvc__rope_scaling;
 
 /* The dimension whose wavelength fits `turns` times into the original context (Peng et al., "YaRN",
    2023, section 3.2). */
@@ -5906,75 +6385,154 @@ static double kvc__yarn_dim(double rope_dim, double base, double n_ctx, double t
     return rope_dim * kvc__log(n_ctx / (turns * 6.283185307179586)) / (2.0 * kvc__log(base));
 }
 
-/* frequencies: base^(-2i/d) (RoFormer), divided by factors if the file has rope_freqs.weight
-   (Llama 3.1); linear scaling divides by `factor` (Chen et al., "Position interpolation", 2023);
-   YaRN divides the slow ones, keeps the fast ones, ramps between, and multiplies cos and sin. */
-static kvc_result kvc__model_rope(kvc_model *m, const float *factors, kvc_error *err)
+static void kvc__yarn_read(kvc_model *m, kvc__keys *k, kvc__rope_scaling *s, double n_orig)
 {
-    kvc__keys k;
+    const double d = (double)m->rope_dim, log_factor = kvc__log(s->factor);
+    const double fast = kvc__keys_real(k, "rope.scaling.yarn_beta_fast", 32.0, 0);
+    const double slow = kvc__keys_real(k, "rope.scaling.yarn_beta_slow", 1.0, 0);
+    double scale;
+    if (s->base <= 1.0) {
+        kvc__keys_bad(k, KVC_ERROR_FORMAT, "yarn needs a rope.freq_base above 1");
+        return;
+    }
+    s->low = floor(kvc__yarn_dim(d, s->base, n_orig, fast));
+    s->high = ceil(kvc__yarn_dim(d, s->base, n_orig, slow));
+    if (!(s->low > 0)) s->low = 0;
+    if (!(s->high < d - 1)) s->high = d - 1;
+    if (!kvc__has(m, KVC__YARN_SCORES)) {
+        m->rope_scale[0] *= (float)(1.0 + 0.1 * log_factor);
+        return;
+    }
+    scale = 1.0 + log_factor * kvc__keys_real(k, "rope.scaling.yarn_log_multiplier", 0.0, 1);
+    m->score_scale *= (float)(scale * scale);
+}
+
+/* LongRoPE's factor on cosine and sine, where the file does not have it (Ding et al. 2024, as in
+   the configuration code of Phi 3). */
+static double kvc__long_rope_scale(const kvc_model *m, double n_orig)
+{
+    const double longer = (double)m->n_ctx_train / n_orig;
+    if (m->n_rope_sets < 2 || !(longer > 1.0) || !(n_orig > 1.0)) return 1.0;
+    return sqrt(1.0 + kvc__log(longer) / kvc__log(n_orig));
+}
+
+static void kvc__rope_read(kvc_model *m, kvc__keys *k, kvc__rope_scaling *s)
+{
     kvc_meta type;
-    double base, factor, n_orig, fast, slow, low = 0, high = 0, d = (double)m->rope_dim;
-    int yarn = 0;
-    uint32_t i;
-    memset(&k, 0, sizeof k);
-    k.gguf = &m->gguf;
-    k.arch = m->arch->name;
-    k.err = err;
-    base = kvc__keys_real(&k, "rope.freq_base", 10000.0, 0);
-    factor = kvc__keys_real(&k, "rope.scale_linear", 1.0, 0);   /* the older spelling */
-    factor = kvc__keys_real(&k, "rope.scaling.factor", factor, 0);
-    n_orig = (double)kvc__keys_u32(&k, "rope.scaling.original_context_length", m->n_ctx_train, 1,
+    double n_orig;
+    memset(s, 0, sizeof *s);
+    s->base = kvc__keys_real(k, "rope.freq_base", 10000.0, 0);
+    s->factor = kvc__keys_real(k, "rope.scale_linear", 1.0, 0);     /* the older spelling */
+    s->factor = kvc__keys_real(k, "rope.scaling.factor", s->factor, 0);
+    m->n_ctx_short = kvc__keys_u32(k, "rope.scaling.original_context_length", m->n_ctx_train, 1,
         1u << 30);
-    fast = kvc__keys_real(&k, "rope.scaling.yarn_beta_fast", 32.0, 0);
-    slow = kvc__keys_real(&k, "rope.scaling.yarn_beta_slow", 1.0, 0);
-    m->rope_scale = (float)kvc__keys_real(&k, "rope.scaling.attn_factor", 1.0, 0);
-    if (kvc__keys_find(&k, "rope.scaling.type", &type)) {
-        yarn = kvc__meta_is_text(&type, "yarn");
-        if (kvc__meta_is_text(&type, "none")) factor = 1.0;
-        else if (!yarn && !kvc__meta_is_text(&type, "linear"))
-            kvc__keys_bad(&k, type.type == KVC_META_STRING
-                ? KVC_ERROR_UNSUPPORTED : KVC_ERROR_FORMAT,
-                "not one of the known scalings none, linear, yarn");
-    }
-    if (k.result != KVC_OK) return k.result;
-    if (yarn) {
-        if (base <= 1.0)
-            return kvc__fail(err, KVC_ERROR_FORMAT, k.key, "yarn needs a rope.freq_base above 1");
-        low = floor(kvc__yarn_dim(d, base, n_orig, fast));
-        high = ceil(kvc__yarn_dim(d, base, n_orig, slow));
-        if (!(low > 0)) low = 0;
-        if (!(high < d - 1)) high = d - 1;
-        m->rope_scale *= (float)(1.0 + 0.1 * kvc__log(factor));
-    }
+    n_orig = (double)m->n_ctx_short;
+    m->rope_scale[0] = (float)kvc__keys_real(k, "rope.scaling.attn_factor",
+        kvc__long_rope_scale(m, n_orig), 0);
+    m->rope_scale[1] = 1.0f;
+    if (!kvc__keys_find(k, "rope.scaling.type", &type)) return;
+    s->yarn = kvc__meta_is_text(&type, "yarn");
+    if (kvc__meta_is_text(&type, "none") || kvc__meta_is_text(&type, "longrope")) s->factor = 1.0;
+    else if (!s->yarn && !kvc__meta_is_text(&type, "linear"))
+        kvc__keys_bad(k, type.type == KVC_META_STRING ? KVC_ERROR_UNSUPPORTED : KVC_ERROR_FORMAT,
+            "not one of the known scalings none, linear, yarn, longrope");
+    if (s->yarn) kvc__yarn_read(m, k, s, n_orig);
+}
+
+/* base^(-2i/d) (RoFormer), divided by the pair's factor; linear scaling divides by `factor` (Chen
+   et al., "Position interpolation", 2023), YaRN only the slow ones, with a ramp between. */
+static kvc_result kvc__rope_fill(const kvc_model *m, const kvc__rope_scaling *s,
+    const float *factors, const char *name, double *freq, kvc_error *err)
+{
+    const double d = (double)m->rope_dim, width = s->high - s->low > 0.001
+        ? s->high - s->low : 0.001;
+    uint32_t i;
     for (i = 0; i < m->rope_dim / 2; i++) {
-        double f = kvc__pow(base, -2.0 * (double)i / d), ramp;
+        double f = kvc__pow(s->base, -2.0 * (double)i / d), ramp;
         if (factors != NULL) {
             if (!(factors[i] > 0.0f) || factors[i] > 1e30f)
-                return kvc__fail(err, KVC_ERROR_FORMAT, "rope_freqs.weight",
+                return kvc__fail(err, KVC_ERROR_FORMAT, name,
                     "a factor is not a finite positive number");
             f /= (double)factors[i];
         }
-        ramp = ((double)i - low) / (high - low > 0.001 ? high - low : 0.001);
+        ramp = ((double)i - s->low) / width;
         ramp = ramp < 0 ? 0 : ramp > 1 ? 1 : ramp;
-        m->rope_freq[i] = yarn ? f / factor * ramp + f * (1.0 - ramp) : f / factor;
+        freq[i] = s->yarn ? f / s->factor * ramp + f * (1.0 - ramp) : f / s->factor;
     }
     return KVC_OK;
+}
+
+static kvc_result kvc__model_ropes(kvc_model *m, const kvc__rope_factors *factors, kvc_error *err)
+{
+    kvc__keys k = kvc__keys_start(m, err);
+    kvc__rope_scaling s[KVC__MAX_ROPES];
+    double *freq = m->rope_freq;
+    kvc_result r = KVC_OK;
+    uint32_t set, i;
+    if (m->rope_dim == 0) return KVC_OK;
+    kvc__rope_read(m, &k, &s[0]);
+    memset(&s[1], 0, sizeof s[1]);
+    s[1].base = kvc__keys_real(&k, "rope.freq_base_swa", s[0].base, 0);
+    s[1].factor = 1.0;
+    if (k.result != KVC_OK) return k.result;
+    for (set = 0; set < m->n_rope_sets; set++) {
+        for (i = 0; r == KVC_OK && i < m->n_ropes; i++, freq += m->rope_dim / 2)
+            r = kvc__rope_fill(m, &s[i], i == 0 ? factors->set[set] : NULL, factors->name[set],
+                freq, err);
+    }
+    return r;
+}
+
+/* The power of two that the slopes of ALiBi are made of: heads up to the largest power of two are a
+   geometric series that ends with 2^-bias; the rest fill in between (Press et al. 2022, and its
+   code). */
+static kvc_result kvc__model_slopes(kvc_model *m, kvc_error *err)
+{
+    kvc__keys k = kvc__keys_start(m, err);
+    const double bias = kvc__keys_real(&k, "attention.max_alibi_bias", 8.0, 1);
+    uint32_t whole = 1, i;
+    if (!(bias > 0)) m->slopes = NULL;
+    if (m->slopes == NULL || k.result != KVC_OK) return k.result;
+    while (2 * whole <= m->n_heads) whole *= 2;
+    for (i = 0; i < m->n_heads; i++) {
+        const double steps = i < whole ? i + 1.0 : (2.0 * (i - whole) + 1.0) / 2.0;
+        m->slopes[i] = (float)kvc__pow(2.0, -bias * steps / (double)whole);
+    }
+    return KVC_OK;
+}
+
+/* Dimensions that a layer turns. */
+static uint32_t kvc__layer_turns(const kvc_model *m, uint32_t layer)
+{
+    return m->layers[layer].rope == KVC__NO_ROPE ? 0 : m->rope_dim;
 }
 
 /* Elements between the two of a pair. */
 static uint32_t kvc__rope_apart(const kvc_model *m)
 {
-    return m->arch->rope == KVC__ROPE_NEXT ? 1 : m->rope_dim / 2;
+    return kvc__has(m, KVC__ROPE_HALVES) ? m->rope_dim / 2 : 1;
+}
+
+/* Which set of frequencies a sequence of a cache for n_ctx positions has. */
+static uint32_t kvc__rope_set(const kvc_model *m, uint32_t n_ctx)
+{
+    return m->n_rope_sets > 1 && n_ctx > m->n_ctx_short ? 1 : 0;
+}
+
+static const double *kvc__rope_freq(const kvc_model *m, uint32_t set, uint32_t rope)
+{
+    return m->rope_freq + (size_t)(set * m->n_ropes + rope) * (m->rope_dim / 2);
 }
 
 /* The turn of a position, as the kernel rope reads it, [2, rope_dim]. */
-static void kvc__rope_turn(const kvc_model *m, double pos, float scale, float *turn)
+static void kvc__rope_turn(const kvc_model *m, const double *freq, double pos, float scale,
+    float *turn)
 {
     float *own = turn, *other = turn + m->rope_dim;
     uint32_t apart = kvc__rope_apart(m), i, a;
     for (i = 0; i < m->rope_dim / 2; i++) {
         double s, c;
-        kvc__sincos(pos * m->rope_freq[i], &s, &c);
+        kvc__sincos(pos * freq[i], &s, &c);
         a = apart == 1 ? 2 * i : i;
         own[a] = own[a + apart] = (float)c * scale;
         other[a + apart] = (float)s * scale;
@@ -5984,137 +6542,448 @@ static void kvc__rope_turn(const kvc_model *m, double pos, float scale, float *t
 
 /* ---- weights ---- */
 
-static uint64_t kvc__side_length(const kvc_model *m, uint32_t side)
+/* The lengths that tensors' sides have. */
+typedef enum kvc__side {
+    KVC__SIDE_1, KVC__SIDE_EMBD, KVC__SIDE_HEADS, KVC__SIDE_HEAD, KVC__SIDE_KV_HEADS, KVC__SIDE_Q,
+    KVC__SIDE_K, KVC__SIDE_V, KVC__SIDE_QKV, KVC__SIDE_O, KVC__SIDE_FF, KVC__SIDE_GATE_UP,
+    KVC__SIDE_Q_RANK, KVC__SIDE_RANK, KVC__SIDE_KV_LOW, KVC__SIDE_KV_B, KVC__SIDE_NOPE,
+    KVC__SIDE_HEAD_O, KVC__SIDE_EXPERTS, KVC__SIDE_FF_EXPERT, KVC__SIDE_FF_SHARED, KVC__SIDE_PAIRS,
+    KVC__SIDE_CTX, KVC__SIDE_VOCAB, KVC__SIDE_ANY
+} kvc__side;
+
+static uint64_t kvc__side_length(const kvc_model *m, kvc__side side)
 {
+    const uint64_t heads = m->n_heads, kv_heads = m->n_kv_heads;
     switch (side) {
     case KVC__SIDE_EMBD: return m->n_embd;
-    case KVC__SIDE_Q: return (uint64_t)m->n_heads * m->head_dim;
-    case KVC__SIDE_K: return (uint64_t)m->n_kv_heads * m->head_dim;
-    case KVC__SIDE_V: return (uint64_t)m->n_kv_heads * m->head_dim_v;
-    case KVC__SIDE_HEADS_V: return (uint64_t)m->n_heads * m->head_dim_v;
+    case KVC__SIDE_HEADS: return heads;
+    case KVC__SIDE_HEAD: return m->head_dim;
+    case KVC__SIDE_KV_HEADS: return kv_heads;
+    case KVC__SIDE_Q: return heads * m->head_q;
+    case KVC__SIDE_K: return kv_heads * m->head_dim;
+    case KVC__SIDE_V: return kv_heads * m->head_dim_v;
+    case KVC__SIDE_QKV: return heads * m->head_q + kv_heads * (m->head_dim + m->head_dim_v);
+    case KVC__SIDE_O: return heads * m->head_o;
     case KVC__SIDE_FF: return m->n_ff;
+    case KVC__SIDE_GATE_UP: return (uint64_t)2 * m->n_ff;
+    case KVC__SIDE_Q_RANK: return m->q_rank;
+    case KVC__SIDE_RANK: return m->head_dim_v;
+    case KVC__SIDE_KV_LOW: return m->head_dim;
+    case KVC__SIDE_KV_B: return heads * (m->head_q - m->rope_dim + m->head_o);
+    case KVC__SIDE_NOPE: return m->head_q - m->rope_dim;
+    case KVC__SIDE_HEAD_O: return m->head_o;
+    case KVC__SIDE_EXPERTS: return m->n_experts;
+    case KVC__SIDE_FF_EXPERT: return m->n_ff_expert;
+    case KVC__SIDE_FF_SHARED: return m->n_ff_shared;
+    case KVC__SIDE_PAIRS: return m->rope_dim / 2;
+    case KVC__SIDE_CTX: return m->n_ctx_train;
+    case KVC__SIDE_VOCAB: return m->n_vocab;
     default: return 1;
     }
 }
 
-/* The tensor must be [n_out, n_in] of a type that this version computes with. */
-static kvc_result kvc__check_tensor(const kvc__tensor *t, const char *name, uint64_t n_in,
-    uint64_t n_out, kvc_error *err)
+/* The keys that a side's length comes from. */
+static const char *kvc__side_keys(kvc__side side)
+{
+    static const char *const keys[] = {
+        "one", "embedding_length", "attention.head_count", "attention.key_length",
+        "attention.head_count_kv", "attention.head_count and key_length",
+        "attention.head_count_kv and key_length", "attention.head_count_kv and value_length",
+        "attention.head_count, head_count_kv and the lengths of key and value",
+        "attention.head_count and value_length", "feed_forward_length",
+        "feed_forward_length, twice,", "attention.q_lora_rank", "attention.kv_lora_rank",
+        "attention.kv_lora_rank and rope.dimension_count",
+        "attention.head_count and the lengths of key and value",
+        "attention.key_length without rope.dimension_count", "attention.value_length",
+        "expert_count", "expert_feed_forward_length", "expert_shared_feed_forward_length",
+        "rope.dimension_count, halved,", "context_length", "the vocabulary's size", "any"
+    };
+    return keys[side];
+}
+
+/* Binds tensors, in two passes: the first measures the arena. The first failure stays in `result`;
+   later calls do nothing. */
+typedef struct kvc__binder {
+    kvc_model *m;
+    kvc__arena *arena;
+    uint32_t layer;                 /* UINT32_MAX: tensors of the whole model */
+    kvc_error *err;
+    kvc_result result;
+    char name[96];
+} kvc__binder;
+
+/* "blk.<layer>.<name><end>", with what the architecture calls it */
+static const kvc__tensor *kvc__bind_find(kvc__binder *b, const char *name, const char *end)
+{
+    const kvc__rename *r = b->m->arch->renames;
+    kvc__msg m;
+    if (b->result != KVC_OK) return NULL;
+    kvc__msg_start(&m, b->name, sizeof b->name);
+    if (b->layer != UINT32_MAX) {
+        kvc__msg_text(&m, "blk.");
+        kvc__msg_u64(&m, b->layer);
+        kvc__msg_text(&m, ".");
+        for (; r != NULL && r->name != NULL; r++) {
+            if (strcmp(r->name, name) != 0) continue;
+            name = r->as;
+            break;
+        }
+    }
+    kvc__msg_text(&m, name);
+    kvc__msg_text(&m, end);
+    return kvc__gguf_find_tensor(&b->m->gguf, b->name);
+}
+
+static void kvc__bind_missing(kvc__binder *b)
+{
+    if (b->result == KVC_OK)
+        b->result = kvc__fail(b->err, KVC_ERROR_FORMAT, b->name, "the tensor is missing");
+}
+
+/* "<what> <n> <unit>, but <keys> say <want>" */
+static void kvc__bind_clash(kvc__binder *b, const char *what, uint64_t n, const char *unit,
+    kvc__side side)
+{
+    char text[160];
+    kvc__msg m;
+    kvc__msg_start(&m, text, sizeof text);
+    kvc__msg_text(&m, unit);
+    kvc__msg_text(&m, ", but by ");
+    kvc__msg_text(&m, kvc__side_keys(side));
+    kvc__msg_text(&m, " they are");
+    b->result = kvc__fail_numbers(b->err, KVC_ERROR_FORMAT, b->name, what, n, text,
+        kvc__side_length(b->m, side));
+}
+
+/* The tensor must be [parts, rows, columns] of a type that this version computes with. */
+static void kvc__bind_check(kvc__binder *b, const kvc__tensor *t, kvc__side n_in, kvc__side n_out,
+    kvc__side n_parts)
 {
     const kvc__type_info *info = kvc__type(t->type);
     kvc__msg text;
-    if (t->dims[0] != n_in)
-        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, name, "its rows have", t->dims[0],
-            "elements; the hyper-parameters say", n_in);
-    if (t->dims[1] != n_out || t->dims[2] != 1 || t->dims[3] != 1)
-        return kvc__fail_numbers(err, KVC_ERROR_FORMAT, name, "it has",
-            t->dims[1] * t->dims[2] * t->dims[3], "rows; the hyper-parameters say", n_out);
-    if (info->supported) return KVC_OK;
-    kvc__fail(err, KVC_ERROR_UNSUPPORTED, name, "");
-    if (err == NULL) return KVC_ERROR_UNSUPPORTED;
-    kvc__msg_start(&text, err->message, sizeof err->message);
+    if (t->dims[0] != kvc__side_length(b->m, n_in))
+        kvc__bind_clash(b, "its rows have", t->dims[0], "elements", n_in);
+    else if (n_out != KVC__SIDE_ANY && t->dims[1] != kvc__side_length(b->m, n_out))
+        kvc__bind_clash(b, "it has", t->dims[1], "rows", n_out);
+    else if (t->dims[2] != kvc__side_length(b->m, n_parts) || t->dims[3] != 1)
+        kvc__bind_clash(b, "it has", t->dims[2] * t->dims[3], "parts", n_parts);
+    else if (t->dims[1] > 0x7fffffffu / t->dims[2])
+        b->result = kvc__fail(b->err, KVC_ERROR_FORMAT, b->name, "more than 2^31 rows");
+    if (b->result != KVC_OK || info->supported) return;
+    b->result = kvc__fail(b->err, KVC_ERROR_UNSUPPORTED, b->name, "");
+    if (b->err == NULL) return;
+    kvc__msg_start(&text, b->err->message, sizeof b->err->message);
     kvc__msg_text(&text, "tensor type ");
     kvc__msg_text(&text, info->name);
     kvc__msg_text(&text, " is not supported; F32, F16, BF16, Q8_0 and Q4_0 are");
-    return KVC_ERROR_UNSUPPORTED;
 }
 
-/* Decodes a vector into the arena; *out stays NULL while the arena only measures. */
-static kvc_result kvc__bind_vector(kvc_model *m, kvc__arena *arena, const char *name, uint64_t n,
-    int optional, const float **out, kvc_error *err)
+/* Decodes a tensor of [rows, columns] into the arena, if it is there. NULL also while the arena
+   only measures. */
+static const float *kvc__bind_floats(kvc__binder *b, const char *name, const char *end,
+    kvc__side n_in, kvc__side n_out)
 {
-    const kvc__tensor *t = kvc__gguf_find_tensor(&m->gguf, name);
+    const kvc__tensor *t = kvc__bind_find(b, name, end);
+    const size_t row = (size_t)kvc__side_length(b->m, n_in);
+    uint64_t i;
     float *v;
-    kvc_result r;
-    *out = NULL;
-    if (t == NULL)
-        return optional ? KVC_OK : kvc__fail(err, KVC_ERROR_FORMAT, name, "the tensor is missing");
-    if ((r = kvc__check_tensor(t, name, n, 1, err)) != KVC_OK) return r;
-    v = (float *)kvc__take(arena, (size_t)n, sizeof(float));
-    if (v == NULL) return KVC_OK;
-    kvc__decode_row(v, t->data, t->type, (size_t)n);
-    *out = v;
-    return KVC_OK;
+    if (t == NULL) return NULL;
+    kvc__bind_check(b, t, n_in, n_out, KVC__SIDE_1);
+    if (b->result != KVC_OK) return NULL;
+    v = (float *)kvc__take(b->arena, (size_t)t->dims[1], row * sizeof(float));
+    for (i = 0; v != NULL && i < t->dims[1]; i++)
+        kvc__decode_row(v + i * row, t->data + i * (t->size / t->dims[1]), t->type, row);
+    return v;
 }
 
-/* n_out 0: any number of rows */
-static kvc_result kvc__bind_matrix(kvc_model *m, const char *name, uint64_t n_in, uint64_t n_out,
-    int optional, kvc__matrix *out, kvc_error *err)
+/* Returns whether the file has it. */
+static int kvc__bind_norm(kvc__binder *b, const char *name, kvc__side n_in, kvc__side n_out,
+    int optional, kvc__norm *out)
 {
-    const kvc__tensor *t = kvc__gguf_find_tensor(&m->gguf, name);
-    kvc_result r;
     memset(out, 0, sizeof *out);
-    if (t == NULL)
-        return optional ? KVC_OK : kvc__fail(err, KVC_ERROR_FORMAT, name, "the tensor is missing");
-    if (n_out == 0) n_out = t->dims[1];
-    if (n_out > 0x7fffffffu)
-        return kvc__fail(err, KVC_ERROR_FORMAT, name, "more than 2^31 rows");
-    if ((r = kvc__check_tensor(t, name, n_in, n_out, err)) != KVC_OK) return r;
-    out->data = t->data;
-    out->n_in = (uint32_t)n_in;
-    out->n_out = (uint32_t)n_out;
-    out->type = t->type;
-    out->row_size = t->size / (size_t)n_out;
-    return KVC_OK;
-}
-
-/* "blk.<layer>.<name><end>" */
-static const char *kvc__layer_name(char buf[96], uint32_t layer, const char *name, const char *end)
-{
-    kvc__msg m;
-    kvc__msg_start(&m, buf, 96);
-    kvc__msg_text(&m, "blk.");
-    kvc__msg_u64(&m, layer);
-    kvc__msg_text(&m, ".");
-    kvc__msg_text(&m, name);
-    kvc__msg_text(&m, end);
-    return buf;
-}
-
-static kvc_result kvc__bind_layer(kvc_model *m, kvc__arena *arena, uint32_t i, kvc__layer *layer,
-    kvc_error *err)
-{
-    const kvc__tensor_row *row;
-    char name[96];
-    kvc_result r;
-    for (row = m->arch->rows; row->name != NULL; row++) {
-        void *field = (char *)layer + row->field;
-        uint64_t n_in = kvc__side_length(m, row->n_in), n_out = kvc__side_length(m, row->n_out);
-        kvc__layer_name(name, i, row->name, ".weight");
-        if (!row->is_matrix) {
-            r = kvc__bind_vector(m, arena, name, n_in, 0, (const float **)field, err);
-        } else {
-            kvc__matrix *w = (kvc__matrix *)field;
-            r = kvc__bind_matrix(m, name, n_in, n_out, 0, w, err);
-            if (r == KVC_OK)
-                r = kvc__bind_vector(m, arena, kvc__layer_name(name, i, row->name, ".bias"), n_out,
-                    1, &w->bias, err);
-        }
-        if (r != KVC_OK) return r;
+    if (kvc__bind_find(b, name, ".weight") == NULL) {
+        if (!optional) kvc__bind_missing(b);
+        return 0;
     }
-    return KVC_OK;
+    out->w = kvc__bind_floats(b, name, ".weight", n_in, n_out);
+    if (kvc__has(b->m, KVC__LAYER_NORM))
+        out->b = kvc__bind_floats(b, name, ".bias", n_in, n_out);
+    return b->result == KVC_OK;
+}
+
+/* Returns whether the file has it. */
+static int kvc__bind_stack(kvc__binder *b, const char *name, kvc__side n_in, kvc__side n_out,
+    kvc__side n_parts, int optional, kvc__matrix *out)
+{
+    const kvc__tensor *t = kvc__bind_find(b, name, ".weight");
+    memset(out, 0, sizeof *out);
+    if (t == NULL) {
+        if (!optional) kvc__bind_missing(b);
+        return 0;
+    }
+    kvc__bind_check(b, t, n_in, n_out, n_parts);
+    if (b->result != KVC_OK) return 0;
+    out->data = t->data;
+    out->n_in = (uint32_t)t->dims[0];
+    out->n_out = (uint32_t)t->dims[1];
+    out->n_parts = (uint32_t)t->dims[2];
+    out->type = t->type;
+    out->part_size = t->size / out->n_parts;
+    out->row_size = out->part_size / out->n_out;
+    if (n_out != KVC__SIDE_ANY) out->bias = kvc__bind_floats(b, name, ".bias", n_out, n_parts);
+    return b->result == KVC_OK;
+}
+
+static int kvc__bind_matrix(kvc__binder *b, const char *name, kvc__side n_in, kvc__side n_out,
+    int optional, kvc__matrix *out)
+{
+    return kvc__bind_stack(b, name, n_in, n_out, KVC__SIDE_1, optional, out);
+}
+
+/* Rows [from, from + n) of a matrix. */
+static kvc__matrix kvc__matrix_rows(const kvc__matrix *m, uint32_t from, uint32_t n)
+{
+    kvc__matrix rows = *m;
+    if (m->data == NULL) return rows;
+    rows.data += from * m->row_size;
+    rows.n_out = n;
+    if (m->bias != NULL) rows.bias += from;
+    return rows;
+}
+
+/* One part of a stack. */
+static kvc__matrix kvc__matrix_part(const kvc__matrix *m, uint32_t part)
+{
+    kvc__matrix one = *m;
+    one.data += part * m->part_size;
+    if (m->packed != NULL)
+        one.packed += (size_t)part * kvc__div_up(m->n_out, 16) * kvc__group_size(m->type, m->n_in);
+    if (m->bias != NULL) one.bias += (size_t)part * m->n_out;
+    one.n_parts = 1;
+    return one;
+}
+
+/* Queries, keys and values, each of its own or rows of one matrix. */
+static void kvc__bind_qkv(kvc__binder *b, kvc__layer *l)
+{
+    const kvc_model *m = b->m;
+    const uint32_t n_q = m->n_heads * m->head_dim, n_k = m->n_kv_heads * m->head_dim;
+    kvc__matrix all;
+    if (kvc__bind_matrix(b, "attn_qkv", KVC__SIDE_EMBD, KVC__SIDE_QKV, 1, &all)) {
+        l->q = kvc__matrix_rows(&all, 0, n_q);
+        l->k = kvc__matrix_rows(&all, n_q, n_k);
+        l->v = kvc__matrix_rows(&all, n_q + n_k, m->n_kv_heads * m->head_dim_v);
+        return;
+    }
+    kvc__bind_matrix(b, "attn_q", KVC__SIDE_EMBD, KVC__SIDE_Q, 0, &l->q);
+    kvc__bind_matrix(b, "attn_k", KVC__SIDE_EMBD, KVC__SIDE_K, 0, &l->k);
+    kvc__bind_matrix(b, "attn_v", KVC__SIDE_EMBD, KVC__SIDE_V, 0, &l->v);
+}
+
+/* attn_kv_b holds for each head rows that make its key from the latent, and rows that make its
+   value. Queries need the former transposed: in the model's block, floats as they are, others
+   decoded. */
+static void kvc__bind_kv_b(kvc__binder *b, kvc__layer *l)
+{
+    const kvc_model *m = b->m;
+    const uint32_t nope = m->head_q - m->rope_dim, rank = m->head_dim_v;
+    kvc__matrix all, *k = &l->k_up;
+    const kvc__type_info *info;
+    unsigned char *to;
+    float *row;
+    size_t item;
+    uint32_t h, n, i;
+    if (!kvc__bind_matrix(b, "attn_kv_b", KVC__SIDE_RANK, KVC__SIDE_KV_B, 0, &all)) return;
+    l->v_up = kvc__matrix_rows(&all, nope, m->head_o);
+    l->v_up.n_parts = m->n_heads;
+    l->v_up.part_size = (nope + m->head_o) * all.row_size;
+    info = kvc__type(all.type);
+    *k = all;
+    k->type = info->block == 1 ? all.type : (uint32_t)KVC__F32;
+    item = kvc__type(k->type)->block_size;
+    k->n_in = nope;
+    k->n_out = rank;
+    k->n_parts = m->n_heads;
+    k->row_size = nope * item;
+    k->part_size = rank * k->row_size;
+    k->bias = NULL;
+    if (all.bias != NULL)
+        b->result = kvc__fail(b->err, KVC_ERROR_UNSUPPORTED, b->name, "a bias of the latent");
+    to = (unsigned char *)kvc__take(b->arena, m->n_heads, k->part_size);
+    row = (float *)kvc__take(b->arena, rank, sizeof *row);
+    if (to == NULL || row == NULL) return;
+    k->data = to;
+    for (h = 0; h < m->n_heads; h++, to += k->part_size)
+        for (n = 0; n < nope; n++) {
+            const unsigned char *from = all.data + h * l->v_up.part_size + n * all.row_size;
+            if (k->type != all.type) kvc__decode_row(row, from, all.type, rank);
+            for (i = 0; i < rank; i++)
+                memcpy(to + (size_t)i * k->row_size + n * item, k->type != all.type
+                    ? (const unsigned char *)&row[i] : from + i * item, item);
+        }
+}
+
+static void kvc__bind_latent(kvc__binder *b, kvc__layer *l)
+{
+    const kvc_model *m = b->m;
+    kvc__matrix low;
+    if (m->q_rank != 0) {
+        kvc__bind_matrix(b, "attn_q_a", KVC__SIDE_EMBD, KVC__SIDE_Q_RANK, 0, &l->q_low);
+        kvc__bind_norm(b, "attn_q_a_norm", KVC__SIDE_Q_RANK, KVC__SIDE_1, 0, &l->q_low_norm);
+        kvc__bind_matrix(b, "attn_q_b", KVC__SIDE_Q_RANK, KVC__SIDE_Q, 0, &l->q);
+    } else {
+        kvc__bind_matrix(b, "attn_q", KVC__SIDE_EMBD, KVC__SIDE_Q, 0, &l->q);
+    }
+    kvc__bind_matrix(b, "attn_kv_a_mqa", KVC__SIDE_EMBD, KVC__SIDE_KV_LOW, 0, &low);
+    l->v = kvc__matrix_rows(&low, 0, m->head_dim_v);
+    l->k = kvc__matrix_rows(&low, m->head_dim_v, m->rope_dim);
+    kvc__bind_norm(b, "attn_kv_a_norm", KVC__SIDE_RANK, KVC__SIDE_1, 0, &l->v_norm);
+    if (kvc__bind_stack(b, "attn_k_b", KVC__SIDE_NOPE, KVC__SIDE_RANK, KVC__SIDE_HEADS, 1,
+        &l->k_up))
+        kvc__bind_stack(b, "attn_v_b", KVC__SIDE_RANK, KVC__SIDE_HEAD_O, KVC__SIDE_HEADS, 0,
+            &l->v_up);
+    else kvc__bind_kv_b(b, l);
+}
+
+static void kvc__bind_attention(kvc__binder *b, kvc__layer *l)
+{
+    const kvc_model *m = b->m;
+    const int own = kvc__has(m, KVC__QK_NORM_MAY), whole = kvc__has(m, KVC__QK_NORM_WHOLE);
+    if (kvc__has(m, KVC__LATENT)) kvc__bind_latent(b, l);
+    else kvc__bind_qkv(b, l);
+    if (own || whole || kvc__has(m, KVC__QK_NORM)) {
+        kvc__bind_norm(b, "attn_q_norm", whole ? KVC__SIDE_Q : KVC__SIDE_HEAD,
+            own ? KVC__SIDE_HEADS : KVC__SIDE_1, own, &l->q_norm);
+        kvc__bind_norm(b, "attn_k_norm", whole ? KVC__SIDE_K : KVC__SIDE_HEAD,
+            own ? KVC__SIDE_KV_HEADS : KVC__SIDE_1, own, &l->k_norm);
+    }
+    if (kvc__has(m, KVC__SINKS)) {
+        l->sinks = kvc__bind_floats(b, "attn_sinks", ".weight", KVC__SIDE_HEADS, KVC__SIDE_1);
+        if (kvc__bind_find(b, "attn_sinks", ".weight") == NULL) kvc__bind_missing(b);
+    }
+    kvc__bind_matrix(b, "attn_output", KVC__SIDE_O, KVC__SIDE_EMBD, 0, &l->o);
+}
+
+static void kvc__bind_dense(kvc__binder *b, kvc__layer *l)
+{
+    const kvc_model *m = b->m;
+    const int gated = !kvc__has(m, KVC__NO_GATE), fused = kvc__has(m, KVC__GATE_UP);
+    kvc__matrix both;
+    if (gated && !kvc__bind_matrix(b, "ffn_gate", KVC__SIDE_EMBD, KVC__SIDE_FF, fused, &l->gate) &&
+        fused) {
+        kvc__bind_matrix(b, "ffn_up", KVC__SIDE_EMBD, KVC__SIDE_GATE_UP, 0, &both);
+        l->gate = kvc__matrix_rows(&both, 0, m->n_ff);
+        l->up = kvc__matrix_rows(&both, m->n_ff, m->n_ff);
+    } else {
+        kvc__bind_matrix(b, "ffn_up", KVC__SIDE_EMBD, KVC__SIDE_FF, 0, &l->up);
+    }
+    kvc__bind_matrix(b, "ffn_down", KVC__SIDE_FF, KVC__SIDE_EMBD, 0, &l->down);
+}
+
+static void kvc__bind_experts(kvc__binder *b, kvc__layer *l)
+{
+    const kvc__side in = KVC__SIDE_EMBD, ff = KVC__SIDE_FF_EXPERT, all = KVC__SIDE_EXPERTS;
+    kvc__bind_matrix(b, "ffn_gate_inp", in, all, 0, &l->router);
+    l->router_bias = kvc__bind_floats(b, "exp_probs_b", ".bias", all, KVC__SIDE_1);
+    kvc__bind_stack(b, "ffn_gate_exps", in, ff, all, 0, &l->gates);
+    kvc__bind_stack(b, "ffn_up_exps", in, ff, all, 0, &l->ups);
+    kvc__bind_stack(b, "ffn_down_exps", ff, in, all, 0, &l->downs);
+    if (b->m->n_ff_shared == 0) return;
+    kvc__bind_matrix(b, "ffn_gate_shexp", in, KVC__SIDE_FF_SHARED, 0, &l->gate);
+    kvc__bind_matrix(b, "ffn_up_shexp", in, KVC__SIDE_FF_SHARED, 0, &l->up);
+    kvc__bind_matrix(b, "ffn_down_shexp", KVC__SIDE_FF_SHARED, in, 0, &l->down);
+    if (kvc__has(b->m, KVC__SHARED_GATE))
+        kvc__bind_matrix(b, "ffn_gate_inp_shexp", in, KVC__SIDE_1, 0, &l->shared_gate);
+}
+
+/* Each part's norm; in a parallel layer one may stand for both. */
+static void kvc__bind_norms(kvc__binder *b, kvc__layer *l)
+{
+    const kvc_model *m = b->m;
+    kvc__keys k = kvc__keys_start(m, b->err);
+    int has_attn, has_ffn, bare = kvc__has(m, KVC__PARALLEL_BARE);
+    l->is_parallel = kvc__has(m, KVC__PARALLEL) || (kvc__has(m, KVC__PARALLEL_KEY) &&
+        kvc__keys_flag(&k, "use_parallel_residual", 1));
+    if (k.result != KVC_OK) b->result = k.result;
+    if (kvc__has(m, KVC__POST_NORM)) {
+        kvc__bind_norm(b, "post_attention_norm", KVC__SIDE_EMBD, KVC__SIDE_1, 0, &l->attn_post);
+        kvc__bind_norm(b, "post_ffw_norm", KVC__SIDE_EMBD, KVC__SIDE_1, 0, &l->ffn_post);
+    }
+    if (kvc__has(m, KVC__NO_PRE_NORM)) return;
+    has_attn = kvc__bind_norm(b, "attn_norm", KVC__SIDE_EMBD, KVC__SIDE_1, l->is_parallel,
+        &l->attn_norm);
+    has_ffn = kvc__bind_norm(b, "ffn_norm", KVC__SIDE_EMBD, KVC__SIDE_1,
+        (l->is_parallel && has_attn) || bare, &l->ffn_norm);
+    if (bare && !has_ffn) l->is_parallel = 1;
+    if (l->is_parallel && !has_attn) l->attn_norm = l->ffn_norm;
+}
+
+static void kvc__bind_layer(kvc__binder *b, kvc__layer *l)
+{
+    memset(l, 0, sizeof *l);
+    kvc__bind_norms(b, l);
+    kvc__bind_attention(b, l);
+    if (b->m->n_experts != 0 && b->layer >= b->m->n_dense) kvc__bind_experts(b, l);
+    else kvc__bind_dense(b, l);
+}
+
+/* The tensors that lead the frequencies of the ropes off their formula. */
+static void kvc__bind_ropes(kvc__binder *b, kvc__rope_factors *f)
+{
+    kvc_model *m = b->m;
+    int has_long;
+    memset(f, 0, sizeof *f);
+    f->name[0] = "rope_freqs.weight";
+    m->n_ropes = kvc__has(m, KVC__ROPE_LOCAL) ? 2 : 1;
+    m->n_rope_sets = 1;
+    if (m->rope_dim != 0) {
+        f->set[0] = kvc__bind_floats(b, "rope_freqs", ".weight", KVC__SIDE_PAIRS, KVC__SIDE_1);
+        has_long = kvc__bind_find(b, "rope_factors_long", ".weight") != NULL;
+        if (has_long != (kvc__bind_find(b, "rope_factors_short", ".weight") != NULL)) {
+            if (has_long == 0) kvc__bind_find(b, "rope_factors_long", ".weight");
+            kvc__bind_missing(b);
+        } else if (has_long) {
+            m->n_rope_sets = 2;
+            f->name[0] = "rope_factors_short.weight";
+            f->name[1] = "rope_factors_long.weight";
+            f->set[0] = kvc__bind_floats(b, "rope_factors_short", ".weight", KVC__SIDE_PAIRS,
+                KVC__SIDE_1);
+            f->set[1] = kvc__bind_floats(b, "rope_factors_long", ".weight", KVC__SIDE_PAIRS,
+                KVC__SIDE_1);
+        }
+    }
+    m->rope_freq = (double *)kvc__take(b->arena, (size_t)m->n_rope_sets * m->n_ropes,
+        m->rope_dim / 2 * sizeof *m->rope_freq);
+    m->slopes = kvc__has(m, KVC__ALIBI)
+        ? (float *)kvc__take(b->arena, m->n_heads, sizeof *m->slopes) : NULL;
 }
 
 /* Runs twice: measuring, then placing. Layer by layer into a scratch layer while measuring. */
-static kvc_result kvc__bind_all(kvc_model *m, kvc__arena *arena, const float **factors,
+static kvc_result kvc__bind_all(kvc_model *m, kvc__arena *arena, kvc__rope_factors *factors,
     kvc_error *err)
 {
     kvc__layer scratch;
-    kvc_result r;
-    uint32_t i;
+    kvc__binder b;
+    memset(&b, 0, sizeof b);
+    b.m = m;
+    b.arena = arena;
+    b.layer = UINT32_MAX;
+    b.err = err;
     m->layers = (kvc__layer *)kvc__take(arena, m->n_layers, sizeof *m->layers);
-    m->rope_freq = (double *)kvc__take(arena, m->rope_dim / 2, sizeof *m->rope_freq);
-    r = kvc__bind_vector(m, arena, "output_norm.weight", m->n_embd, 0, &m->output_norm, err);
-    if (r == KVC_OK)
-        r = kvc__bind_matrix(m, "output.weight", m->n_embd, m->n_vocab, 1, &m->output, err);
-    if (r == KVC_OK && m->output.data == NULL) m->output = m->embd;
-    if (r == KVC_OK)
-        r = kvc__bind_vector(m, arena, "output.bias", m->n_vocab, 1, &m->output.bias, err);
-    if (r == KVC_OK)
-        r = kvc__bind_vector(m, arena, "rope_freqs.weight", m->rope_dim / 2, 1, factors, err);
-    for (i = 0; r == KVC_OK && i < m->n_layers; i++)
-        r = kvc__bind_layer(m, arena, i, m->layers != NULL ? &m->layers[i] : &scratch, err);
-    return r;
+    kvc__bind_ropes(&b, factors);
+    kvc__bind_norm(&b, "output_norm", KVC__SIDE_EMBD, KVC__SIDE_1, 0, &m->output_norm);
+    if (!kvc__bind_matrix(&b, "output", KVC__SIDE_EMBD, KVC__SIDE_VOCAB, 1, &m->output)) {
+        m->output = m->embd;
+        m->output.bias = kvc__bind_floats(&b, "output", ".bias", KVC__SIDE_VOCAB, KVC__SIDE_1);
+    }
+    if (kvc__has(m, KVC__EMBD_NORM))
+        kvc__bind_norm(&b, "token_embd_norm", KVC__SIDE_EMBD, KVC__SIDE_1, 0, &m->embd_norm);
+    if (kvc__has(m, KVC__LEARNED | KVC__ALIBI))
+        kvc__bind_matrix(&b, "position_embd", KVC__SIDE_EMBD, KVC__SIDE_CTX,
+            kvc__has(m, KVC__ALIBI), &m->pos_embd);
+    for (b.layer = 0; b.result == KVC_OK && b.layer < m->n_layers; b.layer++)
+        kvc__bind_layer(&b, m->layers != NULL ? &m->layers[b.layer] : &scratch);
+    return b.result;
 }
 
 /* A tensor of a layer that the architecture has no place for would change the result if it were
@@ -6144,15 +7013,18 @@ static kvc_result kvc__check_unused(const kvc_model *m, const kvc_model_desc *de
    tensor: enough within one process. */
 static void kvc__model_fingerprint(kvc_model *m)
 {
-    const uint32_t shape[] = {m->n_layers, m->n_embd, m->n_heads, m->n_kv_heads, m->head_dim,
-        m->head_dim_v, m->n_ff, m->n_vocab, m->rope_dim, m->window,
-        kvc__f32_bits(m->norm_eps), kvc__f32_bits(m->rope_scale)};
+    const size_t size = strlen(m->arch->name), n_freq = (size_t)m->n_rope_sets * m->n_ropes;
     uint32_t i;
     size_t j;
     for (i = 0; i < 2; i++) {
-        uint64_t h = kvc__hash_bytes(m->arch->name, strlen(m->arch->name), i);
-        h = kvc__hash_bytes(shape, sizeof shape, h);
-        h = kvc__hash_bytes(m->rope_freq, m->rope_dim / 2 * sizeof *m->rope_freq, h);
+        uint64_t h = kvc__hash_bytes(m->arch->name, size, i);
+        for (j = 0; j < m->gguf.n_metas; j++) {
+            const kvc_meta *meta = &m->gguf.metas[j];
+            if (meta->key_size <= size || memcmp(meta->key, m->arch->name, size) != 0) continue;
+            h = kvc__hash_bytes(meta->key, meta->key_size, h);
+            h = kvc__hash_bytes(meta->data, meta->data_size, h);
+        }
+        h = kvc__hash_bytes(m->rope_freq, n_freq * (m->rope_dim / 2) * sizeof *m->rope_freq, h);
         for (j = 0; j < m->n_layers; j++) h = kvc__mix64(h ^ m->layers[j].reach);
         for (j = 0; j < m->gguf.n_tensors; j++) {
             const kvc__tensor *t = &m->gguf.tensors[j];
@@ -6174,7 +7046,7 @@ static void kvc__model_identity(const kvc_model *m, uint64_t out[2])
 
 static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
 {
-    const float *factors = NULL;
+    kvc__rope_factors factors;
     kvc__arena arena;
     kvc_result r;
     size_t i;
@@ -6193,7 +7065,8 @@ static kvc_result kvc__model_weights(kvc_model *m, kvc_error *err)
         m->weights_size += t->size;
     }
     if ((r = kvc__model_reaches(m, err)) != KVC_OK) return r;
-    if ((r = kvc__model_rope(m, factors, err)) != KVC_OK) return r;
+    if ((r = kvc__model_ropes(m, &factors, err)) != KVC_OK) return r;
+    if ((r = kvc__model_slopes(m, err)) != KVC_OK) return r;
     kvc__model_fingerprint(m);
     return KVC_OK;
 }
@@ -6205,22 +7078,30 @@ static int kvc__is_quantized(const kvc__matrix *m)
     return kvc__type(m->type)->quantized;
 }
 
-/* Matrix i of the model: the LM head, then those of the layers; NULL past the last one. */
-static kvc__matrix *kvc__model_matrix(kvc_model *m, uint32_t i)
+/* Goes through the matrices of the model: the LM head, then those that the layers have. *i: 0 at
+   first. NULL past the last one. */
+static kvc__matrix *kvc__model_matrix(kvc_model *m, uint32_t *i)
 {
-    uint32_t per_layer = 0, k;
-    const kvc__tensor_row *row;
-    if (i == 0) return &m->output;
-    for (row = m->arch->rows; row->name != NULL; row++) per_layer += row->is_matrix;
-    if ((i - 1) / per_layer >= m->n_layers) return NULL;
-    for (row = m->arch->rows, k = (i - 1) % per_layer; !row->is_matrix || k > 0; row++)
-        k -= row->is_matrix;
-    return (kvc__matrix *)(void *)((char *)&m->layers[(i - 1) / per_layer] + row->field);
+    const uint32_t n = (uint32_t)KVC__N_LAYER_MATRICES;
+    kvc__matrix *w;
+    if (*i == 0) {
+        ++*i;
+        return &m->output;
+    }
+    for (; (*i - 1) / n < m->n_layers; ++*i) {
+        w = (kvc__matrix *)(void *)((char *)&m->layers[(*i - 1) / n] +
+            kvc__layer_matrices[(*i - 1) % n]);
+        if (w->data == NULL) continue;
+        ++*i;
+        return w;
+    }
+    return NULL;
 }
 
+/* Groups of 16 rows; those of a stack begin anew with each part. */
 static uint32_t kvc__matrix_groups(const kvc__matrix *w)
 {
-    return kvc__div_up(w->n_out, 16);
+    return kvc__div_up(w->n_out, 16) * w->n_parts;
 }
 
 typedef struct kvc__packing {
@@ -6229,20 +7110,23 @@ typedef struct kvc__packing {
     kvc__atomic next;               /* group */
 } kvc__packing;
 
+static void kvc__pack_one(const kvc__packing *p, uint32_t group)
+{
+    const kvc__matrix *w = p->matrix;
+    const uint32_t in_part = kvc__div_up(w->n_out, 16), row = group % in_part * 16;
+    kvc__pack_group(p->dst + group * kvc__group_size(w->type, w->n_in),
+        w->data + group / in_part * w->part_size + row * w->row_size,
+        w->n_out - row < 16 ? w->n_out - row : 16, w->n_in, w->type);
+}
+
 static void kvc__pack_job(void *arg, uint32_t worker)
 {
     const uint32_t batch = 8;
     kvc__packing *p = (kvc__packing *)arg;
-    const kvc__matrix *w = p->matrix;
-    uint32_t group, end, n_groups = kvc__matrix_groups(w);
+    uint32_t group, end, n_groups = kvc__matrix_groups(p->matrix);
     (void)worker;
-    while ((group = kvc__atomic_add(&p->next, batch)) < n_groups) {
-        for (end = group + batch; group < end && group < n_groups; group++) {
-            uint32_t n = w->n_out - 16 * group < 16 ? w->n_out - 16 * group : 16;
-            kvc__pack_group(p->dst + group * kvc__group_size(w->type, w->n_in),
-                w->data + (size_t)group * 16 * w->row_size, n, w->n_in, w->type);
-        }
-    }
+    while ((group = kvc__atomic_add(&p->next, batch)) < n_groups)
+        for (end = group + batch; group < end && group < n_groups; group++) kvc__pack_one(p, group);
 }
 
 static kvc_result kvc__model_progress(const kvc_model_desc *desc, double fraction, kvc_error *err)
@@ -6260,8 +7144,8 @@ static kvc_result kvc__pack_all(kvc_model *m, const kvc_model_desc *desc, kvc__c
     unsigned char *dst = (unsigned char *)m->packed;
     kvc__matrix *w;
     kvc_result r;
-    uint32_t i;
-    for (i = 0; (w = kvc__model_matrix(m, i)) != NULL; i++) {
+    uint32_t i = 0;
+    while ((w = kvc__model_matrix(m, &i)) != NULL) {
         double done = (double)(dst - (unsigned char *)m->packed) / (double)m->packed_size;
         kvc__packing p;
         r = kvc__model_progress(desc, KVC__PACK_BEGINS + done * (1 - KVC__PACK_BEGINS), err);
@@ -6281,9 +7165,9 @@ static size_t kvc__pack_size(kvc_model *m, int *fits)
 {
     const kvc__matrix *w;
     size_t size = 0, one = 0, group;
-    uint32_t i;
+    uint32_t i = 0;
     *fits = 1;
-    for (i = 0; (w = kvc__model_matrix(m, i)) != NULL; i++) {
+    while ((w = kvc__model_matrix(m, &i)) != NULL) {
         if (kvc__is_quantized(w)) m->has_quantized = 1;
         else m->has_floats = 1;
         group = kvc__group_size(w->type, w->n_in);
@@ -6323,15 +7207,17 @@ static kvc_result kvc__model_pack(kvc_model *m, const kvc_model_desc *desc, kvc_
 /* The embedding decides the vocabulary's size; a vocab_size key must agree with it. */
 static kvc_result kvc__model_vocab(kvc_model *m, kvc_error *err)
 {
-    kvc__keys k;
+    kvc__keys k = kvc__keys_start(m, err);
+    kvc__binder b;
     uint32_t n;
-    kvc_result r = kvc__bind_matrix(m, "token_embd.weight", m->n_embd, 0, 0, &m->embd, err);
-    if (r != KVC_OK) return r;
+    kvc_result r;
+    memset(&b, 0, sizeof b);
+    b.m = m;
+    b.layer = UINT32_MAX;
+    b.err = err;
+    kvc__bind_matrix(&b, "token_embd", KVC__SIDE_EMBD, KVC__SIDE_ANY, 0, &m->embd);
+    if (b.result != KVC_OK) return b.result;
     m->n_vocab = m->embd.n_out;
-    memset(&k, 0, sizeof k);
-    k.gguf = &m->gguf;
-    k.arch = m->arch->name;
-    k.err = err;
     n = kvc__keys_u32(&k, "vocab_size", m->n_vocab, 1, 0x7fffffffu);
     if (k.result != KVC_OK) return k.result;
     if (n != m->n_vocab)
@@ -6924,7 +7810,7 @@ struct kvc_seq {
     uint32_t n_keep;
     uint32_t n_extents;                 /* at least 1; tokens are added to the last */
     kvc__extent *extents;               /* [n_cuts + 2] */
-    float *turns;                       /* [n_cuts + 1, 2, rope_dim] see kvc__attn */
+    float *turns;                       /* [n_ropes, n_cuts + 1, 2, rope_dim] see kvc__attn */
     kvc__ring rings[KVC_MAX_REACHES];
     /* see "the prefix table at work" */
     uint32_t salt;                      /* KVC__NONE: the sequence takes no part */
@@ -6941,13 +7827,15 @@ struct kvc_seq {
     uint32_t n_heavy;
     uint32_t n_marked;                  /* slots from 0 on whose keys are turned by others, */
     uint32_t *marks;                    /* [n_heavy of the desc] these */
-    float *mark_turns;                  /* [tiles, rope_dim / 2, 2, 16] see kvc__attn */
+    float *mark_turns;                  /* [tiles, rope_dim / 2, 2, 16] see kvc__attn; of the first
+                                           rope, for layers that see everything have no other */
     uint64_t *tally;                    /* [pages of n_ctx * page_size] by position */
 };
 
 struct kvc_cache {
     kvc_cache_desc desc;                /* resolved */
     uint32_t page_shift, v_stride;
+    uint32_t rope_set;                  /* which of the model's frequencies: see kvc__rope_set */
     kvc__pool pools[KVC_MAX_REACHES];   /* one for each reach of the model */
     kvc__layer_kv *layers;              /* [n_layers] */
     kvc__table table;                   /* n_entries 0: none */
@@ -7016,6 +7904,9 @@ static kvc_result kvc__cache_defaults(kvc_cache_desc *d, kvc_error *err)
     if (d->model == NULL) return kvc__fail(err, KVC_ERROR_ARGUMENT, "model", "NULL");
     if (d->n_ctx == 0) d->n_ctx = d->model->n_ctx_train;
     if (d->n_ctx > (1u << 30)) return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_ctx", "more than 2^30");
+    if (d->model->pos_embd.data != NULL && d->n_ctx > d->model->pos_embd.n_out)
+        return kvc__fail_numbers(err, KVC_ERROR_ARGUMENT, "n_ctx", "it is", d->n_ctx,
+            "and the model knows positions", d->model->pos_embd.n_out);
     if (d->n_seqs == 0) d->n_seqs = 1;
     if (d->n_seqs > (1u << 24))
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_seqs", "more than 2^24");
@@ -7108,10 +7999,10 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     return KVC_OK;
 }
 
-/* Elements from row to row of values. */
+/* Elements from row to row of stored values. */
 static uint32_t kvc__v_stride(const kvc_model *m)
 {
-    return (m->head_dim_v + 15u) & ~15u;
+    return (kvc__stored_v(m) + 15u) & ~15u;
 }
 
 /* 0 if a size passes the address space */
@@ -7135,7 +8026,7 @@ static size_t kvc__layer_row(const kvc_cache *c, uint32_t layer)
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
     return m->n_kv_heads * (kvc__kv_row(l->type_k, m->head_dim) +
-        kvc__kv_row(l->type_v, m->head_dim_v));
+        kvc__kv_row(l->type_v, kvc__stored_v(m)));
 }
 
 static size_t kvc__bytes_per_token(const kvc_cache *c)
@@ -7226,7 +8117,7 @@ static void kvc__rings_layout(kvc__arena *arena, kvc_cache *c, uint32_t reach, u
 
 static void kvc__extents_layout(kvc__arena *arena, kvc_cache *c, const kvc_cache_desc *d)
 {
-    const size_t n = d->n_cuts + 2, n_turns = (n - 1) * 2 * d->model->rope_dim;
+    const size_t n = d->n_cuts + 2, n_turns = (n - 1) * d->model->n_ropes * 2 * d->model->rope_dim;
     kvc__extent *extents;
     float *turns;
     size_t all = 0, all_turns = 0;
@@ -7290,6 +8181,7 @@ static kvc_cache *kvc__cache_layout(kvc__arena *arena, const kvc_cache_desc *d,
         c->desc = *d;
         while ((1u << c->page_shift) < d->page_size) c->page_shift++;
         c->v_stride = kvc__v_stride(m);
+        c->rope_set = kvc__rope_set(m, d->n_ctx);
         c->layers = layers;
         c->seqs = seqs;
         memcpy(c->pools, pools, sizeof c->pools);
@@ -7361,8 +8253,8 @@ static void kvc__cache_store(const kvc_cache *c, const uint64_t model[2], uint64
         out[0] = kvc__mix64(out[0] ^ types);
         out[1] = kvc__mix64(out[1] + types);
     }
-    out[0] = kvc__mix64(out[0] ^ c->desc.page_size);
-    out[1] = kvc__mix64(out[1] + c->desc.page_size);
+    out[0] = kvc__mix64(out[0] ^ c->desc.page_size ^ (uint64_t)c->rope_set << 32);
+    out[1] = kvc__mix64(out[1] + c->desc.page_size + ((uint64_t)c->rope_set << 32));
 }
 
 /* The same for what other processes are to read. The first call takes the time to read all weights;
@@ -7970,6 +8862,13 @@ static void kvc__page_copy(const kvc_cache *c, uint32_t reach, uint32_t to, uint
 
 #define KVC__MAX_SLOTS (1u << 30)   /* with a policy, a sequence ends here at last */
 
+/* Or where the model has no more vectors for positions. */
+static uint32_t kvc__max_slots(const kvc_cache *c)
+{
+    const kvc__matrix *w = &c->desc.model->pos_embd;
+    return w->data != NULL && w->n_out < KVC__MAX_SLOTS ? w->n_out : KVC__MAX_SLOTS;
+}
+
 static kvc__extent *kvc__seq_last(const kvc_seq *s)
 {
     return &s->extents[s->n_extents - 1];
@@ -8029,11 +8928,19 @@ static kvc_token *kvc__token_at(const kvc_seq *s, uint32_t pos)
     return kvc__token_of(s, &s->extents[i], slot);
 }
 
+/* Where the turns of a layer's rope lie in those of a sequence. */
+static size_t kvc__turns_place(const kvc_cache *c, uint32_t rope)
+{
+    if (rope == KVC__NO_ROPE) return 0;
+    return (size_t)rope * (c->desc.n_cuts + 1) * 2 * c->desc.model->rope_dim;
+}
+
 /* Writes down the gaps and turns of all extents anew. */
 static void kvc__seq_measure(kvc_seq *s)
 {
-    const kvc_model *m = s->cache->desc.model;
-    uint32_t i, n = s->n_extents, pos = 0;
+    const kvc_cache *c = s->cache;
+    const kvc_model *m = c->desc.model;
+    uint32_t i, rope, n = s->n_extents, pos = 0;
     for (i = 0; i < n; i++) {
         kvc__extent *t = &s->extents[i];
         t->gap = t->slot - pos;
@@ -8043,8 +8950,9 @@ static void kvc__seq_measure(kvc_seq *s)
     for (i = 0; i < n; i++) {
         kvc__extent *t = &s->extents[i];
         t->gap = s->extents[n - 1].gap - t->gap;
-        if (i + 1 < n)
-            kvc__rope_turn(m, -(double)t->gap, 1.0f, s->turns + (size_t)i * 2 * m->rope_dim);
+        for (rope = 0; i + 1 < n && m->rope_dim != 0 && rope < m->n_ropes; rope++)
+            kvc__rope_turn(m, kvc__rope_freq(m, c->rope_set, rope), -(double)t->gap, 1.0f,
+                s->turns + kvc__turns_place(c, rope) + (size_t)i * 2 * m->rope_dim);
     }
     s->extents[n - 1].gap = 0;
 }
@@ -9270,8 +10178,8 @@ static kvc_result kvc__seq_reserve(kvc_seq *s, const kvc_token *tokens, size_t n
     uint32_t most = s->n_pos < c->desc.n_ctx ? c->desc.n_ctx - s->n_pos : 0;
     kvc__want want;
     kvc_result r;
-    if (s->policy != KVC_POLICY_ERROR || most > KVC__MAX_SLOTS - kvc__seq_last(s)->end)
-        most = KVC__MAX_SLOTS - kvc__seq_last(s)->end;
+    if (s->policy != KVC_POLICY_ERROR || most > kvc__max_slots(c) - kvc__seq_last(s)->end)
+        most = kvc__max_slots(c) - kvc__seq_last(s)->end;
     if (s->policy == KVC_POLICY_WINDOW && !kvc__seq_can_slide(s))
         return kvc__fail(err, KVC_ERROR_FULL, "n_keep",
             "removed ranges have scattered what is to be kept over too many pages");
@@ -9385,12 +10293,13 @@ static void kvc__heavy_measure(kvc_seq *s, uint32_t tile)
 {
     const kvc_model *m = s->cache->desc.model;
     const uint32_t half = m->rope_dim / 2;
+    const double *freq = kvc__rope_freq(m, s->cache->rope_set, 0);
     uint32_t slot, i;
     for (slot = 16 * tile; slot < ((s->n_marked + 15u) & ~15u); slot++) {
         float *turn = s->mark_turns + (size_t)(slot / 16) * half * 32 + slot % 16;
         double back = (double)slot - (double)kvc__slot_mark(s, slot), sine, cosine;
         for (i = 0; i < half; i++, turn += 32) {
-            kvc__sincos(back * m->rope_freq[i], &sine, &cosine);
+            kvc__sincos(back * freq[i], &sine, &cosine);
             turn[0] = (float)cosine;
             turn[16] = (float)sine;
         }
@@ -9567,13 +10476,17 @@ static kvc_result kvc__seq_refuse(kvc_error *err)
 /* Everything but the pages. */
 static void kvc__seq_inherit(kvc_seq *s, const kvc_seq *parent)
 {
-    const size_t n = parent->n_extents, turn = 2 * s->cache->desc.model->rope_dim;
+    const kvc_cache *c = s->cache;
+    const size_t n = parent->n_extents, turn = 2 * c->desc.model->rope_dim;
+    uint32_t i;
     s->n_pos = parent->n_pos;
     s->policy = parent->policy;
     s->n_keep = parent->n_keep;
     s->n_extents = parent->n_extents;
     memcpy(s->extents, parent->extents, n * sizeof *s->extents);
-    memcpy(s->turns, parent->turns, (n - 1) * turn * sizeof *s->turns);
+    for (i = 0; i < c->desc.model->n_ropes; i++)
+        memcpy(s->turns + kvc__turns_place(c, i), parent->turns + kvc__turns_place(c, i),
+            (n - 1) * turn * sizeof *s->turns);
     s->n_heavy = parent->n_heavy;
     s->n_marked = parent->n_marked;
     if (s->n_marked != 0) {
@@ -9708,6 +10621,15 @@ static int kvc__seq_can_cut(const kvc_seq *s, uint32_t from, uint32_t to)
     return 1;
 }
 
+/* Where each position has a vector that was added at the start, what lies behind a gap cannot move
+   nearer. */
+static kvc_result kvc__gaps_allowed(const kvc_seq *s, const char *where, kvc_error *err)
+{
+    if (s->cache->desc.model->pos_embd.data == NULL) return KVC_OK;
+    return kvc__fail(err, KVC_ERROR_UNSUPPORTED, where,
+        "positions of this model are learned: only the end can be removed");
+}
+
 static kvc_result kvc__seq_remove(kvc_seq *s, uint32_t from, uint32_t to, kvc_error *err)
 {
     uint32_t i, j, n = s->n_extents, slot;
@@ -9717,6 +10639,7 @@ static kvc_result kvc__seq_remove(kvc_seq *s, uint32_t from, uint32_t to, kvc_er
         kvc__seq_rollback(s, from);
         return KVC_OK;
     }
+    if (kvc__gaps_allowed(s, "from", err) != KVC_OK) return KVC_ERROR_UNSUPPORTED;
     slot = kvc__slot_of(s, from, &i);
     kvc__slot_of(s, to, &j);
     n = n - (j - i) + (slot > s->extents[i].slot);
@@ -10131,7 +11054,7 @@ static void kvc__value_store(const kvc__kernels *kernels, kvc_kv_type type, unsi
 }
 
 /* Stores one position's keys and values of one layer. k: [n_kv_heads, head_dim], which may be
-   overwritten, v: [n_kv_heads, head_dim_v]. The page is the sequence's own. */
+   overwritten, v: [n_kv_heads, kvc__stored_v]. The page is the sequence's own. */
 static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_t layer,
     uint32_t slot, float *k, const float *v)
 {
@@ -10139,14 +11062,15 @@ static void kvc__kv_store(const kvc__kernels *kernels, const kvc_seq *s, uint32_
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
     const kvc__ring *ring = &s->rings[m->layers[layer].reach];
-    uint32_t at = slot & (c->desc.page_size - 1), h;
-    uint32_t page = kvc__ring_at(ring, kvc__page_of(c, kvc__seq_last(s), slot));
-    for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += m->head_dim_v) {
+    const uint32_t at = slot & (c->desc.page_size - 1), n_v = kvc__stored_v(m);
+    const uint32_t page = kvc__ring_at(ring, kvc__page_of(c, kvc__seq_last(s), slot));
+    uint32_t h;
+    for (h = 0; h < m->n_kv_heads; h++, k += m->head_dim, v += n_v) {
         if (l->type_k == KVC_KV_Q4) kvc__key_rotate(k, m->head_dim);
         kvc__key_store(kernels, l->type_k, kvc__k_tile(c, layer, h, page, at), at % 16, k,
             m->head_dim);
-        kvc__value_store(kernels, l->type_v, kvc__v_tile(c, layer, h, page, at), at % 16, v,
-            m->head_dim_v, c->v_stride);
+        kvc__value_store(kernels, l->type_v, kvc__v_tile(c, layer, h, page, at), at % 16, v, n_v,
+            c->v_stride);
     }
 }
 
@@ -10176,6 +11100,8 @@ static kvc_result kvc__seq_set_policy(kvc_seq *s, kvc_policy policy, uint32_t n_
     uint32_t n_heavy, kvc_error *err)
 {
     const kvc_cache_desc *d = &s->cache->desc;
+    if ((policy == KVC_POLICY_WINDOW || policy == KVC_POLICY_HEAVY) &&
+        kvc__gaps_allowed(s, "policy", err) != KVC_OK) return KVC_ERROR_UNSUPPORTED;
     if (policy != KVC_POLICY_HEAVY && n_heavy != 0)
         return kvc__fail(err, KVC_ERROR_ARGUMENT, "n_heavy", "not 0 without KVC_POLICY_HEAVY");
     if (policy == KVC_POLICY_HEAVY && !kvc__policy_fits(d, policy, n_keep, n_heavy))
@@ -10318,7 +11244,7 @@ static void kvc__position_pass(kvc__pipe *p, const kvc_cache *c, uint32_t layer,
     const kvc_model *m = c->desc.model;
     const kvc__layer_kv *l = &c->layers[layer];
     kvc__key_pass(p, l->type_k, kvc__k_tile(c, layer, head, page, at), at % 16, m->head_dim);
-    kvc__value_pass(p, l->type_v, kvc__v_tile(c, layer, head, page, at), at % 16, m->head_dim_v,
+    kvc__value_pass(p, l->type_v, kvc__v_tile(c, layer, head, page, at), at % 16, kvc__stored_v(m),
         c->v_stride);
 }
 
@@ -10447,6 +11373,9 @@ static kvc_result kvc__load_head(kvc__pipe *p, kvc_cache *c, kvc__save_head *h,
     if (h->what > KVC_SAVE_TOKENS || h->policy > KVC_POLICY_HEAVY || h->n_extents == 0 ||
         (h->what == KVC_SAVE_TOKENS && h->n_marked != 0))
         return kvc__fail(err, KVC_ERROR_FORMAT, "head", "damaged");
+    if (c->desc.model->pos_embd.data != NULL && (h->n_extents > 1 || h->n_marked != 0 ||
+        h->policy == KVC_POLICY_WINDOW || h->policy == KVC_POLICY_HEAVY))
+        return kvc__fail(err, KVC_ERROR_FORMAT, "head", "damaged");
     if (h->n_marked > c->desc.n_heavy)
         return kvc__fail_numbers(err, KVC_ERROR_FULL, "n_heavy", "heavy hitters of a sequence",
             c->desc.n_heavy, "and needed", h->n_marked);
@@ -10468,7 +11397,8 @@ static int kvc__load_extents(kvc__pipe *p, kvc_seq *s, const kvc__save_head *h)
     for (i = 0; i < h->n_extents; i++) {
         kvc__extent *t = &s->extents[i];
         kvc__pipe_get(p, t, 3 * sizeof(uint32_t));
-        if (t->slot > t->end || t->end > KVC__MAX_SLOTS || t->page > KVC__MAX_SLOTS) return 0;
+        if (t->slot > t->end || t->end > kvc__max_slots(s->cache) ||
+            t->page > KVC__MAX_SLOTS) return 0;
         if (t->slot == t->end && h->n_pos > 0) return 0;
         if (i > 0) {
             const kvc__extent *was = t - 1;
@@ -11082,14 +12012,20 @@ static void kvc__seq_query(const kvc_seq *s, kvc_seq_info *info)
    ---------------------------------------------------------------------------------------------- */
 typedef enum kvc__op_kind {
     KVC__OP_EMBED,      /* x = embedding of the row's token; turns of its position */
-    KVC__OP_NORM,       /* norm = rms_norm(x) * w, also in the forms that matrices read */
+    KVC__OP_NORM,       /* dst = norm(src) * w, also in the forms that matrices read */
     KVC__OP_MATRIX,     /* up to 3 products of one input; added to x, written to dst, or gated */
+    KVC__OP_SPLIT,      /* the heads of src, each head's rows together, in the forms that stacks
+                           read */
     KVC__OP_ROPE,       /* turns q and k, stores k and v in the page */
     KVC__OP_ATTEND,     /* att = attention of a group of rows over its sequence */
     KVC__OP_MERGE,      /* the same from its parts, if the sequence was cut into runs */
     KVC__OP_TALLY,      /* adds up how much attention positions received, if the policy asks */
     KVC__OP_FORM,       /* the input in the forms that matrices read */
-    KVC__OP_GATE        /* gate = silu(gate) * up, where MATRIX has not done it */
+    KVC__OP_GATE,       /* gate = act(gate) * up, where MATRIX has not done it */
+    KVC__OP_CHOOSE,     /* the experts of each row */
+    KVC__OP_SORT,       /* puts the rows of each expert together: places, and runs of them */
+    KVC__OP_GATHER,     /* the rows at their places, in the forms that stacks read */
+    KVC__OP_COMBINE     /* the weighted sum of what a row's experts gave */
 } kvc__op_kind;
 
 /* Rows of activations in the forms that products read; NULL for one that nothing needs. */
@@ -11098,21 +12034,32 @@ typedef struct kvc__forms {
     float *lanes;                   /* packed float matrices */
 } kvc__forms;
 
+/* Which part of a stack a row meets: each head's rows the head's, or as the experts were chosen.
+   Rows are then counted in places: see kvc__head_place and kvc__sort. */
+typedef enum kvc__stack {
+    KVC__STACK_NONE, KVC__STACK_HEADS, KVC__STACK_EXPERTS
+} kvc__stack;
+
 typedef struct kvc__op {
     kvc__op_kind kind;
     uint32_t layer;
-    const float *weight;            /* of a norm */
+    const kvc__norm *norm;
     const kvc__matrix *mats[3];
-    float *dst[3];                  /* [rows, n_out] of each matrix */
+    float *dst[3];                  /* [rows, stride] of each matrix; of NORM the first */
+    size_t stride[3];
+    size_t head_stride;             /* STACK_HEADS: from head to head in a row of dst */
     uint32_t n_mats;
-    int add_to_x;                   /* the product is added to the residual stream */
+    kvc__stack stack;
+    int add_to_x;                   /* the result is added to the residual stream */
     int to_host;                    /* row r is written to `out` of the plan instead of dst */
-    int gated;                      /* dst[0] = silu(product 0) * product 1 */
+    int gated;                      /* dst[0] = act(product 0) * product 1 */
+    int acted;                      /* dst[0] = act(product 0) */
     kvc__forms make;                /* the forms of the result that matrices read */
     int wanted_rows;                /* works on the rows that want logits, not on all */
-    const float *src;               /* [rows, width] */
+    const float *src;               /* [rows, src_stride] */
+    size_t src_stride;
     kvc__forms forms;               /* the same as matrices read it */
-    uint32_t width;
+    uint32_t width;                 /* elements of a row that count */
     /* set for each step */
     uint32_t n_rows;
     uint32_t block_rows, block_outs;    /* of a unit of MATRIX */
@@ -11138,6 +12085,17 @@ typedef struct kvc__group {
     uint32_t n_common;              /* spans, 0: of one sequence */
 } kvc__group;
 
+/* An expert of a row. */
+typedef struct kvc__pick {
+    uint32_t expert, place;
+    float weight;
+} kvc__pick;
+
+/* Places of one part of a stack that follow each other, at most a block's rows. */
+typedef struct kvc__bunch {
+    uint32_t part, place, n_rows;
+} kvc__bunch;
+
 #define KVC__PACK_ROWS 8u           /* from so many rows on packing a block first pays */
 #define KVC__LONG_OUTS 256u         /* most outputs in a block of any rows */
 #define KVC__ASK_FIRST 1024u        /* of each stream, asked for when an operation is done, */
@@ -11153,10 +12111,28 @@ typedef struct kvc__scratch {
     float *x;                       /* [n_batch, n_embd] the residual stream */
     float *norm;                    /* [n_batch, n_embd] */
     float *q, *k, *v;               /* [n_batch, heads * head_dim] of each */
+    float *q_low;                   /* [n_batch, q_rank] */
+    float *q_own;                   /* [n_batch, n_heads * head_q] latent attention: what q gives */
     float *att;                     /* [n_batch, n_heads * head_dim_v] */
+    float *heads;                   /* [n_batch, n_heads * head_o] latent attention: what v_up
+                                       gives */
     float *gate, *up;               /* [n_batch, n_ff] */
-    float *turns;                   /* [n_batch, 2, rope_dim]: see the kernel rope */
-    kvc__forms narrow, wide;        /* [n_batch] rows: of norm and att; of gate */
+    float *part;                    /* [n_batch, n_embd] what a part of a layer gives, where it is
+                                       not added at once */
+    float *turns;                   /* [n_batch, n_ropes, 2, rope_dim]: see the kernel rope */
+    kvc__forms narrow, wide;        /* [n_batch] rows: of norm, q_low, att and heads; of gate */
+    kvc__forms split;               /* [n_heads, n_batch] rows of q_own or att */
+    float *splits;                  /* the same as floats, for matrices in place */
+    float *routes;                  /* [n_batch, n_experts] the router's logits */
+    float *shares;                  /* [n_batch] those of the shared expert's gate */
+    kvc__pick *picks;               /* [n_batch, n_used] by falling probability */
+    kvc__bunch *bunches;        /* [kvc__max_bunches] */
+    uint32_t *n_bunches;
+    kvc__forms places, place_gates; /* [kvc__max_places] rows of norm; of place_gate */
+    float *place_rows;              /* [kvc__max_places, n_embd] the former as floats, for matrices
+                                       in place */
+    float *place_gate;              /* [kvc__max_places, n_ff_expert] */
+    float *place_outs;              /* [kvc__max_places, n_embd] */
     float *logits;                  /* [n_vocab] */
     float *blocks;                  /* [n_threads, 2, KVC__BLOCK_FLOATS] */
     float *sums;                    /* [n_threads, KVC__SUM_FLOATS] */
@@ -11202,6 +12178,46 @@ static const kvc__cut *kvc__cut_of(const kvc__plan *p, const kvc__op *op)
     return &p->cuts[p->model->layers[op->layer].reach];
 }
 
+/* Elements from row to row of values, for attention. */
+static uint32_t kvc__attn_v_stride(const kvc_model *m)
+{
+    return (m->head_dim_v + 15u) & ~15u;
+}
+
+/* ---- places: where the rows of stacks lie ----
+   A tile of rows in 8 bits reads groups of KVC__Q8_ROWS rows, which must be of one part, so the
+   rows of each part begin at a multiple of that; a step of one row has groups of one. */
+
+static uint32_t kvc__place_up(uint32_t n_rows, uint32_t n)
+{
+    const uint32_t height = kvc__q8_height(n_rows);
+    return kvc__div_up(n, height) * height;
+}
+
+static uint32_t kvc__head_place(uint32_t n_rows, uint32_t head, uint32_t row)
+{
+    return head * kvc__place_up(n_rows, n_rows) + row;
+}
+
+/* Experts that n_rows rows can have in all. */
+static uint32_t kvc__most_experts(const kvc_model *m, uint32_t n_rows)
+{
+    const uint64_t n = (uint64_t)n_rows * m->n_used;
+    return n < m->n_experts ? (uint32_t)n : m->n_experts;
+}
+
+static uint64_t kvc__max_places(const kvc_model *m, uint32_t n_rows)
+{
+    return (uint64_t)n_rows * m->n_used +
+        (uint64_t)kvc__most_experts(m, n_rows) * (KVC__Q8_ROWS - 1) + KVC__LANE_ROWS;
+}
+
+/* Blocks of at most block_rows rows that the experts' rows can make. */
+static uint64_t kvc__max_bunches(const kvc_model *m, uint32_t n_rows, uint32_t block_rows)
+{
+    return (uint64_t)n_rows * m->n_used / block_rows + kvc__most_experts(m, n_rows);
+}
+
 /* ---- building ---- */
 
 static kvc__op *kvc__plan_add(kvc__plan *p, kvc__op_kind kind, uint32_t layer)
@@ -11220,73 +12236,217 @@ static void kvc__forms_add(kvc__forms *make, const kvc__forms *forms, const kvc_
     else make->lanes = forms->lanes;
 }
 
-static kvc__op *kvc__plan_norm(kvc__plan *p, uint32_t layer, const float *weight)
+/* dst [rows, width] = norm of src. */
+static kvc__op *kvc__plan_norm(kvc__plan *p, uint32_t layer, const kvc__norm *norm,
+    const float *src, float *dst, uint32_t width)
 {
     kvc__op *op = kvc__plan_add(p, KVC__OP_NORM, layer);
-    op->weight = weight;
-    op->width = p->model->n_embd;
-    return op;
-}
-
-/* from: the operation that makes the input's forms */
-static kvc__op *kvc__plan_matrix(kvc__plan *p, uint32_t layer, const kvc__matrix *m,
-    const float *src, const kvc__forms *forms, kvc__op *from, float *dst)
-{
-    kvc__op *op = kvc__plan_add(p, KVC__OP_MATRIX, layer);
-    kvc__forms_add(&from->make, forms, m);
-    op->mats[0] = m;
-    op->dst[0] = dst;
-    op->n_mats = 1;
+    op->norm = norm;
     op->src = src;
-    op->forms = *forms;
-    op->width = m->n_in;
+    op->dst[0] = dst;
+    op->src_stride = op->stride[0] = op->width = width;
     return op;
 }
 
-static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, kvc__op *from, float *dst)
+/* src [rows, width] in the forms that the products which follow read. */
+static kvc__op *kvc__plan_form(kvc__plan *p, uint32_t layer, const float *src, uint32_t width)
+{
+    kvc__op *op = kvc__plan_add(p, KVC__OP_FORM, layer);
+    op->src = src;
+    op->src_stride = op->width = width;
+    return op;
+}
+
+static void kvc__plan_also(kvc__op *op, const kvc__matrix *m, kvc__op *from, float *dst,
+    size_t stride)
 {
     kvc__forms_add(&from->make, &op->forms, m);
     op->mats[op->n_mats] = m;
-    op->dst[op->n_mats++] = dst;
+    op->dst[op->n_mats] = dst;
+    op->stride[op->n_mats++] = stride;
 }
 
-/* Attention of layer i, from the residual stream back into it. */
-static void kvc__plan_attention(kvc__plan *p, uint32_t i)
+/* from: the operation that makes the input's forms; dst: [rows, stride] */
+static kvc__op *kvc__plan_matrix(kvc__plan *p, uint32_t layer, const kvc__matrix *m,
+    const float *src, const kvc__forms *forms, kvc__op *from, float *dst, size_t stride)
 {
-    const kvc__layer *l = &p->model->layers[i];
+    kvc__op *op = kvc__plan_add(p, KVC__OP_MATRIX, layer);
+    op->src = src;
+    op->src_stride = m->n_in;
+    op->forms = *forms;
+    op->width = m->n_in;
+    kvc__plan_also(op, m, from, dst, stride);
+    return op;
+}
+
+/* What a part of a layer gives is added to the residual stream, perhaps after a norm. */
+static void kvc__plan_add_part(kvc__plan *p, kvc__op *last, const kvc__norm *post)
+{
+    const uint32_t width = p->model->n_embd;
+    if (post->w == NULL) {
+        last->dst[0] = p->s.x;
+        last->add_to_x = 1;
+        return;
+    }
+    last->dst[0] = p->s.part;
+    kvc__plan_norm(p, last->layer, post, p->s.part, p->s.x, width)->add_to_x = 1;
+}
+
+/* The input of a part: the norm of x, or x. */
+static kvc__op *kvc__plan_input(kvc__plan *p, uint32_t layer, const kvc__norm *norm,
+    const float **src)
+{
+    *src = norm->w != NULL ? p->s.norm : p->s.x;
+    if (norm->w != NULL)
+        return kvc__plan_norm(p, layer, norm, p->s.x, p->s.norm, p->model->n_embd);
+    return kvc__plan_form(p, layer, p->s.x, p->model->n_embd);
+}
+
+/* Each head's rows of src, which is [rows, heads of `stride`], as many elements as m has inputs,
+   times the part of m that is the head's. */
+static void kvc__plan_heads(kvc__plan *p, uint32_t layer, const kvc__matrix *m, const float *src,
+    size_t stride, float *dst, size_t dst_head)
+{
+    const kvc_model *model = p->model;
+    kvc__op *split = kvc__plan_add(p, KVC__OP_SPLIT, layer), *op;
+    split->src = src;
+    split->src_stride = model->n_heads * stride;
+    split->head_stride = stride;
+    split->width = m->n_in;
+    split->dst[0] = p->s.splits;
+    op = kvc__plan_matrix(p, layer, m, p->s.splits, &p->s.split, split, dst,
+        model->n_heads * dst_head);
+    op->stack = KVC__STACK_HEADS;
+    op->head_stride = dst_head;
+}
+
+/* Latent attention (see kvc__shape_latent): keys are written as [turned part, latent], queries as
+   what meets them. */
+static kvc__op *kvc__plan_latent(kvc__plan *p, uint32_t i)
+{
+    const kvc_model *m = p->model;
+    const kvc__layer *l = &m->layers[i];
     const kvc__scratch *s = &p->s;
-    kvc__op *norm = kvc__plan_norm(p, i, l->attn_norm), *op, *form;
-    op = kvc__plan_matrix(p, i, &l->q, s->norm, &s->narrow, norm, s->q);
-    kvc__plan_also(op, &l->k, norm, s->k);
-    kvc__plan_also(op, &l->v, norm, s->v);
-    kvc__plan_add(p, KVC__OP_ROPE, i)->width = l->q.n_out;
+    const float *src;
+    const size_t own = (size_t)m->n_heads * m->head_q;
+    kvc__op *norm = kvc__plan_input(p, i, &l->attn_norm, &src), *op, *low;
+    op = kvc__plan_matrix(p, i, &l->k, src, &s->narrow, norm, s->k, m->head_dim);
+    kvc__plan_also(op, &l->v, norm, s->k + m->rope_dim, m->head_dim);
+    if (m->q_rank == 0) {
+        kvc__plan_also(op, &l->q, norm, s->q_own, own);
+    } else {
+        kvc__plan_also(op, &l->q_low, norm, s->q_low, m->q_rank);
+        low = kvc__plan_norm(p, i, &l->q_low_norm, s->q_low, s->q_low, m->q_rank);
+        kvc__plan_matrix(p, i, &l->q, s->q_low, &s->narrow, low, s->q_own, own);
+    }
+    kvc__plan_heads(p, i, &l->k_up, s->q_own, m->head_q, s->q + m->rope_dim, m->head_dim);
+    return norm;
+}
+
+/* Queries, keys and values of layer i, from the residual stream. Returns what made their input. */
+static kvc__op *kvc__plan_qkv(kvc__plan *p, uint32_t i)
+{
+    const kvc_model *m = p->model;
+    const kvc__layer *l = &m->layers[i];
+    const kvc__scratch *s = &p->s;
+    const float *src;
+    kvc__op *norm, *op;
+    if (kvc__has(m, KVC__LATENT)) return kvc__plan_latent(p, i);
+    norm = kvc__plan_input(p, i, &l->attn_norm, &src);
+    op = kvc__plan_matrix(p, i, &l->q, src, &s->narrow, norm, s->q, l->q.n_out);
+    kvc__plan_also(op, &l->k, norm, s->k, l->k.n_out);
+    kvc__plan_also(op, &l->v, norm, s->v, l->v.n_out);
+    return norm;
+}
+
+/* The rest of attention, back into the residual stream. */
+static void kvc__plan_attend(kvc__plan *p, uint32_t i)
+{
+    const kvc_model *m = p->model;
+    const kvc__layer *l = &m->layers[i];
+    const kvc__scratch *s = &p->s;
+    const float *att = s->att;
+    kvc__op *form;
+    kvc__plan_add(p, KVC__OP_ROPE, i)->width = m->n_heads * m->head_dim;
     kvc__plan_add(p, KVC__OP_ATTEND, i);
     kvc__plan_add(p, KVC__OP_MERGE, i);
-    if (p->model->reaches[l->reach].window == 0) kvc__plan_add(p, KVC__OP_TALLY, i);
-    form = kvc__plan_add(p, KVC__OP_FORM, i);
-    form->src = s->att;
-    form->width = l->o.n_in;
-    kvc__plan_matrix(p, i, &l->o, s->att, &s->narrow, form, s->x)->add_to_x = 1;
+    if (m->reaches[l->reach].window == 0) kvc__plan_add(p, KVC__OP_TALLY, i);
+    if (kvc__has(m, KVC__LATENT)) {
+        kvc__plan_heads(p, i, &l->v_up, s->att, m->head_dim_v, s->heads, m->head_o);
+        att = s->heads;
+    }
+    form = kvc__plan_form(p, i, att, l->o.n_in);
+    kvc__plan_add_part(p, kvc__plan_matrix(p, i, &l->o, att, &s->narrow, form, NULL, m->n_embd),
+        &l->attn_post);
 }
 
-static void kvc__plan_ffn(kvc__plan *p, uint32_t i)
+/* down(act(gate x) * up x), or without a gate, of the dense matrices. Returns the last product,
+   which needs a place for its result. */
+static kvc__op *kvc__plan_dense(kvc__plan *p, uint32_t i, const float *src, kvc__op *norm)
 {
     const kvc__layer *l = &p->model->layers[i];
     const kvc__scratch *s = &p->s;
-    kvc__op *norm = kvc__plan_norm(p, i, l->ffn_norm), *op, *gate;
-    op = kvc__plan_matrix(p, i, &l->gate, s->norm, &s->narrow, norm, s->gate);
-    kvc__plan_also(op, &l->up, norm, s->up);
-    op->gated = 1;
+    const int gated = l->gate.data != NULL;
+    const kvc__matrix *first = gated ? &l->gate : &l->up;
+    kvc__op *op, *gate, *down;
+    op = kvc__plan_matrix(p, i, first, src, &s->narrow, norm, s->gate, first->n_out);
+    if (gated) kvc__plan_also(op, &l->up, norm, s->up, l->up.n_out);
+    op->gated = gated;
+    op->acted = !gated;
     gate = kvc__plan_add(p, KVC__OP_GATE, i);
-    gate->width = p->model->n_ff;
-    kvc__plan_matrix(p, i, &l->down, s->gate, &s->wide, gate, s->x)->add_to_x = 1;
+    gate->gated = gated;
+    gate->width = first->n_out;
+    down = kvc__plan_matrix(p, i, &l->down, s->gate, &s->wide, gate, NULL, p->model->n_embd);
     op->make = gate->make;
+    return down;
 }
 
-#define KVC__OPS_PER_LAYER 12u
-#define KVC__OPS_AROUND 3u
+/* A mixture of experts (Shazeer et al., "Outrageously large neural networks", 2017): the router
+   chooses, then the rows of each expert go through it together. */
+static void kvc__plan_experts(kvc__plan *p, uint32_t i, const float *src, kvc__op *norm)
+{
+    const kvc_model *m = p->model;
+    const kvc__layer *l = &m->layers[i];
+    const kvc__scratch *s = &p->s;
+    kvc__op *op, *gather;
+    op = kvc__plan_matrix(p, i, &l->router, src, &s->narrow, norm, s->routes, m->n_experts);
+    if (l->shared_gate.data != NULL) kvc__plan_also(op, &l->shared_gate, norm, s->shares, 1);
+    if (l->down.data != NULL) kvc__plan_dense(p, i, src, norm)->dst[0] = s->part;
+    kvc__plan_add(p, KVC__OP_CHOOSE, i)->width = m->n_experts;
+    kvc__plan_add(p, KVC__OP_SORT, i)->width = m->n_used;
+    gather = kvc__plan_add(p, KVC__OP_GATHER, i);
+    gather->src = src;
+    gather->src_stride = gather->width = m->n_embd;
+    gather->dst[0] = s->place_rows;
+    op = kvc__plan_matrix(p, i, &l->gates, s->place_rows, &s->places, gather, s->place_gate,
+        m->n_ff_expert);
+    kvc__plan_also(op, &l->ups, gather, NULL, 0);
+    op->gated = 1;
+    op->stack = KVC__STACK_EXPERTS;
+    kvc__plan_matrix(p, i, &l->downs, s->place_gate, &s->place_gates, op, s->place_outs,
+        m->n_embd)->stack = KVC__STACK_EXPERTS;
+    op = kvc__plan_add(p, KVC__OP_COMBINE, i);
+    op->stride[0] = op->width = m->n_embd;
+    kvc__plan_add_part(p, op, &l->ffn_post);
+}
 
-/* The last operation is the LM head. */
+/* qkv: what made the input of attention, for a parallel layer without another norm. */
+static void kvc__plan_ffn(kvc__plan *p, uint32_t i, kvc__op *qkv)
+{
+    const kvc__layer *l = &p->model->layers[i];
+    const float *src = p->s.norm;
+    kvc__op *norm = qkv;
+    if (!l->is_parallel || l->ffn_norm.w != NULL)
+        norm = kvc__plan_input(p, i, &l->ffn_norm, &src);
+    if (l->router.data != NULL) kvc__plan_experts(p, i, src, norm);
+    else kvc__plan_add_part(p, kvc__plan_dense(p, i, src, norm), &l->ffn_post);
+}
+
+#define KVC__OPS_PER_LAYER 28u
+#define KVC__OPS_AROUND 4u
+
+/* The last operation is the LM head. A parallel feed-forward part comes before attention is done
+   with, for its input is still there then. */
 static void kvc__plan_build(kvc__plan *p)
 {
     const kvc_model *m = p->model;
@@ -11294,13 +12454,16 @@ static void kvc__plan_build(kvc__plan *p)
     uint32_t i;
     p->n_ops = 0;
     kvc__plan_add(p, KVC__OP_EMBED, 0)->width = m->n_embd;
+    if (m->embd_norm.w != NULL) kvc__plan_norm(p, 0, &m->embd_norm, p->s.x, p->s.x, m->n_embd);
     for (i = 0; i < m->n_layers; i++) {
-        kvc__plan_attention(p, i);
-        kvc__plan_ffn(p, i);
+        kvc__op *qkv = kvc__plan_qkv(p, i);
+        if (m->layers[i].is_parallel) kvc__plan_ffn(p, i, qkv);
+        kvc__plan_attend(p, i);
+        if (!m->layers[i].is_parallel) kvc__plan_ffn(p, i, qkv);
     }
-    norm = kvc__plan_norm(p, 0, m->output_norm);
+    norm = kvc__plan_norm(p, 0, &m->output_norm, p->s.x, p->s.norm, m->n_embd);
     norm->wanted_rows = 1;
-    head = kvc__plan_matrix(p, 0, &m->output, p->s.norm, &p->s.narrow, norm, NULL);
+    head = kvc__plan_matrix(p, 0, &m->output, p->s.norm, &p->s.narrow, norm, NULL, m->n_vocab);
     head->wanted_rows = head->to_host = 1;
 }
 
@@ -11318,6 +12481,14 @@ static uint32_t kvc__most_outs(const kvc__op *op)
     return most < KVC__LONG_OUTS ? most : KVC__LONG_OUTS;
 }
 
+/* Bunches of places that a stack's rows make: of experts the most that there can be. */
+static uint64_t kvc__prepare_bunches(const kvc__plan *p, const kvc__op *op)
+{
+    if (op->stack == KVC__STACK_EXPERTS)
+        return kvc__max_bunches(p->model, op->n_rows, op->block_rows);
+    return (uint64_t)p->model->n_heads * kvc__div_up(op->n_rows, op->block_rows);
+}
+
 /* Outputs in a block, in multiples of 32 where blocks of 32 are quantized or a register tile of
    several rows takes as many. Long blocks, since each begins with a wait for memory, but two for
    each thread, so that one that is held up can be helped. */
@@ -11325,9 +12496,10 @@ static uint32_t kvc__prepare_outs(const kvc__plan *p, const kvc__op *op)
 {
     const uint32_t most = kvc__most_outs(op);
     uint64_t all = 0, outs;
-    uint32_t i, least = op->gated || op->n_rows > 1 ? 32 : 16;
+    uint32_t i, least = op->gated || op->acted || op->n_rows > 1 ? 32 : 16;
     if (op->n_rows >= KVC__PACK_ROWS) least = KVC__BLOCK_OUTS;
     for (i = 0; i < op->n_mats; i++) all += op->mats[i]->n_out;
+    if (op->stack != KVC__STACK_NONE) all *= kvc__prepare_bunches(p, op);
     outs = all / (2u * p->n_threads) / least * least;
     if (outs >= 64) outs = outs / 64 * 64;      /* four streams of whole groups */
     return outs < least ? least : outs > most ? most : (uint32_t)outs;
@@ -11338,25 +12510,29 @@ static uint32_t kvc__prepare_rows(const kvc__op *op)
 {
     uint32_t share, n_blocks = kvc__div_up(op->n_rows, KVC__BLOCK_ROWS);
     if (n_blocks <= 1) return op->n_rows > 0 ? op->n_rows : 1;
+    if (op->stack == KVC__STACK_EXPERTS) return KVC__BLOCK_ROWS;
     share = kvc__div_up(op->n_rows, n_blocks);
     return kvc__div_up(share, KVC__LANE_ROWS) * KVC__LANE_ROWS;
 }
 
 static void kvc__prepare_matrix(const kvc__plan *p, kvc__op *op)
 {
-    uint32_t i, row_blocks;
+    uint64_t row_blocks;
+    uint32_t i;
     int floats = 1;
     op->block_rows = kvc__prepare_rows(op);
     op->block_outs = kvc__prepare_outs(p, op);
-    row_blocks = kvc__div_up(op->n_rows, op->block_rows);
+    row_blocks = op->stack != KVC__STACK_NONE ? kvc__prepare_bunches(p, op)
+        : kvc__div_up(op->n_rows, op->block_rows);
     op->n_units = 0;
     op->tile_units = 1;
     for (i = 0; i < op->n_mats; i++) {
         if (i == 0 || !op->gated)
-            op->n_units += (uint64_t)kvc__div_up(op->mats[i]->n_out, op->block_outs) * row_blocks;
+            op->n_units += kvc__div_up(op->mats[i]->n_out, op->block_outs) * row_blocks;
         floats = floats && !kvc__is_quantized(op->mats[i]);
     }
-    op->use_cblas = p->gemm == KVC_GEMM_CBLAS && !p->is_decode && floats && op->n_rows > 0;
+    op->use_cblas = p->gemm == KVC_GEMM_CBLAS && !p->is_decode && floats && op->n_rows > 0 &&
+        op->stack == KVC__STACK_NONE;
     if (op->use_cblas) op->n_units = 1;
 }
 
@@ -11502,6 +12678,9 @@ static void kvc__prepare(const kvc__plan *p, kvc__op *op)
     } else {
         op->n_units = op->n_rows;
         if (op->kind == KVC__OP_GATE && !op[-1].use_cblas) op->n_units = 0;
+        else if (op->kind == KVC__OP_SPLIT) op->n_units *= p->model->n_heads;
+        else if (op->kind == KVC__OP_GATHER) op->n_units *= p->model->n_used;
+        else if (op->kind == KVC__OP_SORT && op->n_rows > 0) op->n_units = 1;
         op->tile_units = 8192u / op->width + 1u;
     }
     most = (op->n_units + KVC__MAX_TILES - 1) / KVC__MAX_TILES;
@@ -11517,16 +12696,23 @@ static double kvc__seen(uint32_t slot, uint32_t n_rows, uint32_t window)
     return n_rows * ((double)slot + (last < whole ? last : whole) + 1) / 2;
 }
 
+/* Multiplications of a row with matrices. */
+static double kvc__matrix_work(const kvc_model *m, const kvc__op *op)
+{
+    double sum = 0;
+    uint32_t i;
+    for (i = 0; i < op->n_mats; i++) sum += (double)op->mats[i]->n_out * op->width;
+    if (op->stack == KVC__STACK_HEADS) return sum * m->n_heads;
+    return op->stack == KVC__STACK_EXPERTS ? sum * m->n_used : sum;
+}
+
 /* An operation's work, roughly in multiplications. */
 static double kvc__op_work(const kvc__plan *p, const kvc__op *op)
 {
     const kvc_model *m = p->model;
     double sum = 0;
     uint32_t i;
-    if (op->kind == KVC__OP_MATRIX) {
-        for (i = 0; i < op->n_mats; i++) sum += (double)op->mats[i]->n_out * op->width;
-        return sum * op->n_rows;
-    }
+    if (op->kind == KVC__OP_MATRIX) return kvc__matrix_work(m, op) * op->n_rows;
     if (op->kind != KVC__OP_ATTEND) return 4.0 * op->n_rows * op->width;
     for (i = 0; i < p->n_groups; i++) {
         const kvc__group *g = &p->groups[i];
@@ -11570,33 +12756,95 @@ static void kvc__embed_row(const kvc__plan *p, uint32_t row)
 {
     const kvc_model *m = p->model;
     const kvc__row *r = &p->rows[row];
-    kvc__decode_row(p->s.x + (size_t)row * m->n_embd,
-        m->embd.data + (size_t)(uint32_t)r->token * m->embd.row_size, m->embd.type, m->n_embd);
-    kvc__rope_turn(m, (double)r->slot, m->rope_scale, p->s.turns + (size_t)row * 2 * m->rope_dim);
+    const kvc_cache *c = r->seq->cache;
+    float *x = p->s.x + (size_t)row * m->n_embd, *own = p->s.norm + (size_t)row * m->n_embd;
+    uint32_t i;
+    kvc__decode_row(x, m->embd.data + (size_t)(uint32_t)r->token * m->embd.row_size, m->embd.type,
+        m->n_embd);
+    if (m->embd_scale < 1.0f || m->embd_scale > 1.0f)
+        p->kernels->multiply(x, m->embd_scale, m->n_embd);
+    if (m->pos_embd.data != NULL) {
+        kvc__decode_row(own, m->pos_embd.data + (size_t)r->slot * m->pos_embd.row_size,
+            m->pos_embd.type, m->n_embd);
+        p->kernels->accumulate(x, own, 1.0f, m->n_embd);
+    }
+    for (i = 0; m->rope_dim != 0 && i < m->n_ropes; i++)
+        kvc__rope_turn(m, kvc__rope_freq(m, c->rope_set, i), (double)r->slot, m->rope_scale[i],
+            p->s.turns + ((size_t)row * m->n_ropes + i) * 2 * m->rope_dim);
+}
+
+/* Norms n rows of `width` elements, w by w. */
+static void kvc__norm_rows(const kvc__plan *p, const kvc__norm *norm, const float *x, float *y,
+    uint32_t n, uint32_t width, size_t w_stride)
+{
+    const float eps = p->model->norm_eps;
+    uint32_t i;
+    for (i = 0; i < n; i++, x += width, y += width) {
+        const float *w = norm->w + i * w_stride, *b = norm->b != NULL ? norm->b + i * w_stride
+            : NULL;
+        if (kvc__has(p->model, KVC__LAYER_NORM)) p->kernels->layer_norm(y, x, w, b, width, eps);
+        else p->kernels->rms_norm(y, x, w, width, eps);
+    }
 }
 
 static void kvc__norm_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
 {
-    uint32_t n = p->model->n_embd, from = op->wanted_rows ? p->wanted[row] : row;
-    float *y = p->s.norm + (size_t)row * n;
-    p->kernels->rms_norm(y, p->s.x + (size_t)from * n, op->weight, n, p->model->norm_eps);
-    kvc__form_part(p, op, y, n, row, 0, n);
+    const uint32_t from = op->wanted_rows ? p->wanted[row] : row;
+    const float *x = op->src + (size_t)from * op->src_stride;
+    float *y = op->dst[0] + (size_t)row * op->stride[0];
+    if (op->add_to_x) {
+        float *part = p->s.part + (size_t)row * op->width;
+        kvc__norm_rows(p, op->norm, x, part, 1, op->width, 0);
+        p->kernels->accumulate(y, part, p->model->residual_scale, op->width);
+        return;
+    }
+    kvc__norm_rows(p, op->norm, x, y, 1, op->width, 0);
+    kvc__form_part(p, op, y, op->width, row, 0, op->width);
 }
 
-/* Queries also get the scale 1 / sqrt(head_dim) of the scores (Vaswani et al. 2017). */
+/* Heads of `dim` elements, each normed alone, with a weight for all or one for each, or all as
+   one. */
+static void kvc__norm_heads(const kvc__plan *p, const kvc__norm *norm, float *x, uint32_t n_heads,
+    uint32_t dim)
+{
+    if (norm->w == NULL) return;
+    if (kvc__has(p->model, KVC__QK_NORM_WHOLE))
+        kvc__norm_rows(p, norm, x, x, 1, n_heads * dim, 0);
+    else
+        kvc__norm_rows(p, norm, x, x, n_heads, dim, kvc__has(p->model, KVC__QK_NORM_MAY) ? dim : 0);
+}
+
+/* Queries also get the scale of the scores, 1 / sqrt(head_dim) if nothing else is known (Vaswani et
+   al. 2017). With latent attention they and the key lie half made: see kvc__plan_latent. */
 static void kvc__rope_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
 {
     const kvc_model *m = p->model;
     const kvc__row *r = &p->rows[row];
-    const float *turn = p->s.turns + (size_t)row * 2 * m->rope_dim;
-    float *q = p->s.q + (size_t)row * m->n_heads * m->head_dim;
-    float *k = p->s.k + (size_t)row * m->n_kv_heads * m->head_dim;
-    uint32_t apart = kvc__rope_apart(m);
-    p->kernels->rope(q, m->n_heads, m->head_dim, m->rope_dim, apart, turn,
-        1.0f / sqrtf((float)m->head_dim));
-    p->kernels->rope(k, m->n_kv_heads, m->head_dim, m->rope_dim, apart, turn, 1.0f);
-    kvc__kv_store(p->kernels, r->seq, op->layer, r->slot, k,
-        p->s.v + (size_t)row * m->n_kv_heads * m->head_dim_v);
+    const kvc__layer *l = &m->layers[op->layer];
+    const uint32_t rope = l->rope == KVC__NO_ROPE ? 0 : l->rope, apart = kvc__rope_apart(m);
+    const uint32_t n_q = m->n_heads * m->head_dim, n_k = m->n_kv_heads * m->head_dim;
+    const uint32_t n_v = m->n_kv_heads * kvc__stored_v(m), dim = kvc__layer_turns(m, op->layer);
+    const float *turn = p->s.turns + ((size_t)row * m->n_ropes + rope) * 2 * m->rope_dim;
+    float *q = p->s.q + (size_t)row * n_q, *k = p->s.k + (size_t)row * n_k;
+    float *v = p->s.v + (size_t)row * n_v;
+    uint32_t h;
+    if (m->qkv_clamp > 0) {
+        p->kernels->clamp(q, m->qkv_clamp, n_q);
+        p->kernels->clamp(k, m->qkv_clamp, n_k);
+        p->kernels->clamp(v, m->qkv_clamp, n_v);
+    }
+    if (kvc__has(m, KVC__LATENT)) {
+        const float *own = p->s.q_own + (size_t)row * m->n_heads * m->head_q;
+        for (h = 0; h < m->n_heads; h++)
+            memcpy(q + (size_t)h * m->head_dim, own + (size_t)(h + 1) * m->head_q - m->rope_dim,
+                m->rope_dim * sizeof *q);
+        kvc__norm_rows(p, &l->v_norm, k + m->rope_dim, k + m->rope_dim, 1, m->head_dim_v, 0);
+    }
+    kvc__norm_heads(p, &l->q_norm, q, m->n_heads, m->head_dim);
+    kvc__norm_heads(p, &l->k_norm, k, m->n_kv_heads, m->head_dim);
+    p->kernels->rope(q, m->n_heads, m->head_dim, dim, apart, turn, m->score_scale);
+    if (dim != 0) p->kernels->rope(k, m->n_kv_heads, m->head_dim, dim, apart, turn, 1.0f);
+    kvc__kv_store(p->kernels, r->seq, op->layer, r->slot, k, v);
 }
 
 /* The first query head of a unit. A key head with more of them than a group holds has several
@@ -11635,11 +12883,16 @@ static void kvc__attend_rows(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->page_shift = c->page_shift;
     a->head_dim = m->head_dim;
     a->head_dim_v = m->head_dim_v;
-    a->v_stride = c->v_stride;
+    a->v_stride = kvc__attn_v_stride(m);
+    a->v_in_k = kvc__has(m, KVC__LATENT);
+    a->v_from = m->head_dim - m->head_dim_v;
+    a->soft_cap = m->score_cap;
+    a->slopes = m->slopes != NULL ? m->slopes + first : NULL;
+    a->sinks = m->layers[op->layer].sinks != NULL ? m->layers[op->layer].sinks + first : NULL;
     a->extents = r->seq->extents;
     a->n_extents = r->seq->n_extents;
-    a->turns = r->seq->turns;
-    a->rope_dim = m->rope_dim;
+    a->rope_dim = kvc__layer_turns(m, op->layer);
+    a->turns = r->seq->turns + kvc__turns_place(c, m->layers[op->layer].rope);
     a->apart = kvc__rope_apart(m);
     a->n_marked = r->seq->n_marked;
     a->mark_turns = r->seq->mark_turns;
@@ -11656,10 +12909,6 @@ static void kvc__attend_rows(const kvc__plan *p, const kvc__op *op, uint32_t uni
     a->type_v = l->type_v;
     a->parts = NULL;
     a->goes_on = 0;
-    a->soft_cap = 0;
-    a->slopes = a->sinks = NULL;
-    a->v_in_k = 0;
-    a->v_from = 0;
 }
 
 /* The same of a whole group. */
@@ -11765,14 +13014,165 @@ static void kvc__tally_unit(const kvc__plan *p, const kvc__op *op, uint32_t inde
 static void kvc__gate_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
 {
     float *gate = p->s.gate + (size_t)row * op->width;
-    p->kernels->activate(gate, p->s.up + (size_t)row * op->width, op->width, KVC__ACT_SILU);
+    const float *up = p->s.up + (size_t)row * op->width;
+    p->kernels->activate(gate, op->gated ? up : NULL, op->width, p->model->arch->act);
     kvc__form_part(p, op, gate, op->width, row, 0, op->width);
 }
 
+/* A head's row of src, to its place. */
+static void kvc__split_unit(const kvc__plan *p, const kvc__op *op, uint32_t unit)
+{
+    const uint32_t row = unit / p->model->n_heads, head = unit % p->model->n_heads;
+    const uint32_t place = kvc__head_place(op->n_rows, head, row);
+    const float *x = op->src + row * op->src_stride + head * op->head_stride;
+    if (op->dst[0] != NULL)
+        memcpy(op->dst[0] + (size_t)place * op->width, x, op->width * sizeof *x);
+    kvc__form_part(p, op, x, op->width, place, 0, op->width);
+}
+
+/* ---- experts ---- */
+
+/* Of n numbers marks the `most` largest, the earlier of equals; the others become -infinity. */
+static void kvc__keep_largest(double *x, uint32_t n, uint32_t most)
+{
+    uint32_t i, j, above;
+    double all[KVC__MAX_GROUPS];
+    memcpy(all, x, n * sizeof *x);
+    for (i = 0; i < n; i++) {
+        for (above = 0, j = 0; j < n; j++)
+            above += all[j] > all[i] || (j < i && all[j] >= all[i]);
+        if (above >= most) x[i] = -KVC__HUGE;
+    }
+}
+
+/* Leaves only the experts of the best groups to be chosen: a group is as good as its best two with
+   sigmoids, as its best one with a softmax (DeepSeek-V3, section 2.1.2; DeepSeek-V2, section
+   2.2.2). */
+static void kvc__route_groups(const kvc_model *m, double *score)
+{
+    const uint32_t size = m->n_experts / m->n_expert_groups;
+    double best[KVC__MAX_GROUPS];
+    uint32_t g, i;
+    if (m->n_used_groups == m->n_expert_groups) return;
+    for (g = 0; g < m->n_expert_groups; g++) {
+        double first = -KVC__HUGE, second = -KVC__HUGE;
+        for (i = g * size; i < (g + 1) * size; i++) {
+            if (score[i] > first) {
+                second = first;
+                first = score[i];
+            } else if (score[i] > second) {
+                second = score[i];
+            }
+        }
+        best[g] = m->route == KVC__ROUTE_SIGMOID && size > 1 ? first + second : first;
+    }
+    kvc__keep_largest(best, m->n_expert_groups, m->n_used_groups);
+    for (i = 0; i < m->n_experts; i++)
+        if (best[i / size] <= -KVC__HUGE) score[i] = -KVC__HUGE;
+}
+
+/* exp of the logits less the largest, over their sum. */
+static void kvc__route_softmax(double *x, uint32_t n)
+{
+    double top = x[0], sum = 0;
+    uint32_t i;
+    for (i = 1; i < n; i++) if (x[i] > top) top = x[i];
+    for (i = 0; i < n; i++) sum += x[i] = kvc__exp(x[i] - top);
+    for (i = 0; i < n; i++) x[i] /= sum;
+}
+
+/* The experts of a row, by falling score, the lower number first of equals, and their weights. */
+static void kvc__choose_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
+{
+    const kvc_model *m = p->model;
+    const float *logit = p->s.routes + (size_t)row * m->n_experts;
+    const float *bias = m->layers[op->layer].router_bias;
+    kvc__pick *picks = p->s.picks + (size_t)row * m->n_used;
+    double prob[KVC__MAX_EXPERTS], score[KVC__MAX_EXPERTS], weight[KVC__MAX_USED], sum = 0;
+    uint32_t i, j, best;
+    for (i = 0; i < m->n_experts; i++) {
+        prob[i] = (double)logit[i];
+        if (m->route == KVC__ROUTE_SIGMOID) prob[i] = 1.0 / (1.0 + kvc__exp(-prob[i]));
+    }
+    if (m->route == KVC__ROUTE_SOFTMAX) kvc__route_softmax(prob, m->n_experts);
+    for (i = 0; i < m->n_experts; i++) score[i] = prob[i] + (bias != NULL ? (double)bias[i] : 0.0);
+    kvc__route_groups(m, score);
+    for (j = 0; j < m->n_used; j++) {
+        for (best = 0, i = 1; i < m->n_experts; i++) if (score[i] > score[best]) best = i;
+        picks[j].expert = best;
+        weight[j] = prob[best];
+        sum += weight[j];
+        score[best] = -KVC__HUGE * 2;
+    }
+    if (m->route == KVC__ROUTE_CHOSEN) kvc__route_softmax(weight, m->n_used);
+    else if (m->route_norm) for (j = 0; j < m->n_used; j++) weight[j] /= sum > 1e-20 ? sum : 1e-20;
+    for (j = 0; j < m->n_used; j++)
+        picks[j].weight = (float)(weight[j] * (double)m->route_scale);
+}
+
+/* Gives each pick a place, those of an expert together, and cuts them into bunches. */
+static void kvc__sort(const kvc__plan *p, const kvc__op *op)
+{
+    const kvc_model *m = p->model;
+    const uint32_t n = op->n_rows * m->n_used;
+    const uint32_t most = op->n_rows < KVC__BLOCK_ROWS ? op->n_rows : KVC__BLOCK_ROWS;
+    uint32_t at[KVC__MAX_EXPERTS], i, j, place = 0;
+    kvc__bunch *s = p->s.bunches;
+    memset(at, 0, m->n_experts * sizeof *at);
+    for (i = 0; i < n; i++) at[p->s.picks[i].expert]++;
+    for (i = 0; i < m->n_experts; i++) {
+        const uint32_t count = at[i];
+        at[i] = place;
+        for (j = 0; j < count; j += most, s++) {
+            s->part = i;
+            s->place = place + j;
+            s->n_rows = count - j < most ? count - j : most;
+        }
+        place += kvc__place_up(op->n_rows, count);
+    }
+    for (i = 0; i < n; i++) p->s.picks[i].place = at[p->s.picks[i].expert]++;
+    *p->s.n_bunches = (uint32_t)(s - p->s.bunches);
+}
+
+static void kvc__gather_unit(const kvc__plan *p, const kvc__op *op, uint32_t unit)
+{
+    const uint32_t place = p->s.picks[unit].place;
+    const float *x = op->src + unit / p->model->n_used * op->src_stride;
+    if (op->dst[0] != NULL)
+        memcpy(op->dst[0] + (size_t)place * op->width, x, op->width * sizeof *x);
+    kvc__form_part(p, op, x, op->width, place, 0, op->width);
+}
+
+/* In the order in which the experts were chosen; then the shared expert. */
+static void kvc__combine_row(const kvc__plan *p, const kvc__op *op, uint32_t row)
+{
+    const kvc_model *m = p->model;
+    const kvc__layer *l = &m->layers[op->layer];
+    const kvc__pick *picks = p->s.picks + (size_t)row * m->n_used;
+    const uint32_t n = op->width;
+    float *sum = p->s.place_outs + (size_t)picks[0].place * n;
+    float *dst = op->dst[0] + (size_t)row * n;
+    uint32_t j;
+    p->kernels->multiply(sum, picks[0].weight, n);
+    for (j = 1; j < m->n_used; j++)
+        p->kernels->accumulate(sum, p->s.place_outs + (size_t)picks[j].place * n, picks[j].weight,
+            n);
+    if (l->down.data != NULL) {
+        float share = 1.0f;
+        if (l->shared_gate.data != NULL)
+            share = (float)(1.0 / (1.0 + kvc__exp(-(double)p->s.shares[row])));
+        p->kernels->accumulate(sum, p->s.part + (size_t)row * n, share, n);
+    }
+    if (op->add_to_x) p->kernels->accumulate(dst, sum, m->residual_scale, n);
+    else memcpy(dst, sum, n * sizeof *dst);
+}
+
+/* ---- blocks of products ---- */
+
 /* A block of an op's product: rows [row, row + n_rows) by outputs [out, out + n_out) of one of its
-   matrices, the bias added. */
+   matrices, or of a part of it, the bias added. Rows of a stack are places. */
 typedef struct kvc__block {
-    uint32_t mat, row, out, n_rows, n_out;
+    uint32_t mat, part, row, out, n_rows, n_out;
     float *y;                       /* [n_rows, stride] */
     uint32_t stride;
 } kvc__block;
@@ -11809,20 +13209,20 @@ static void kvc__block_weights(const kvc__plan *p, const kvc__block *b, const kv
 static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc__block *b,
     uint32_t worker)
 {
-    const kvc__matrix *m = op->mats[b->mat];
+    const kvc__matrix one = kvc__matrix_part(op->mats[b->mat], b->part), *m = &one;
     kvc__mm a;
     int packed;
     memset(&a, 0, sizeof a);
     kvc__block_weights(p, b, m, worker, &a, &packed);
     a.next = a.w;
-    if (b->row + b->n_rows == op->n_rows)
+    if (op->stack == KVC__STACK_NONE && b->row + b->n_rows == op->n_rows)
         a.next = (const unsigned char *)((uintptr_t)a.w + kvc__div_up(b->n_out, 16) * a.w_stride);
     a.k = m->n_in;
     if (kvc__is_quantized(m)) {
         a.x8_height = kvc__q8_height(op->n_rows);
         a.x8 = op->forms.q8 + kvc__q8_offset(b->row, a.x8_height, a.k, 0);
     } else {
-        a.x_stride = packed ? kvc__lanes_stride(a.k) : a.k;
+        a.x_stride = packed ? kvc__lanes_stride(a.k) : op->src_stride;
         a.x = (packed ? op->forms.lanes : op->src) + b->row * a.x_stride;
     }
     a.n_out = b->n_out;
@@ -11834,11 +13234,23 @@ static void kvc__block_compute(const kvc__plan *p, const kvc__op *op, const kvc_
     if (m->bias != NULL) kvc__block_bias(p, b, m->bias);
 }
 
-/* Where a row of one of an op's products goes. */
-static float *kvc__op_row(const kvc__plan *p, const kvc__op *op, uint32_t mat, uint32_t row)
+/* Where a row, or place, of one of an op's products goes. */
+static float *kvc__op_row(const kvc__plan *p, const kvc__op *op, uint32_t mat, uint32_t part,
+    uint32_t row)
 {
     if (op->to_host) return p->out[row];
-    return op->dst[mat] + (size_t)row * op->mats[mat]->n_out;
+    if (op->stack == KVC__STACK_HEADS)
+        return op->dst[mat] + part * op->head_stride +
+            (row - kvc__head_place(op->n_rows, part, 0)) * op->stride[mat];
+    return op->dst[mat] + row * op->stride[mat];
+}
+
+/* Logits: scaled, then capped. */
+static void kvc__logits_finish(const kvc__plan *p, float *y, uint32_t n)
+{
+    const kvc_model *m = p->model;
+    if (m->logit_scale < 1.0f || m->logit_scale > 1.0f) p->kernels->multiply(y, m->logit_scale, n);
+    if (m->logit_cap > 0) p->kernels->soft_cap(y, m->logit_cap, n);
 }
 
 /* Writes a finished block to dst, or adds it to the residual stream there. */
@@ -11846,50 +13258,87 @@ static void kvc__block_finish(const kvc__plan *p, const kvc__op *op, const kvc__
 {
     uint32_t r;
     for (r = 0; r < b->n_rows; r++) {
-        const float *y = b->y + (size_t)r * b->stride;
-        float *dst = kvc__op_row(p, op, b->mat, b->row + r) + b->out;
-        if (op->add_to_x) p->kernels->accumulate(dst, y, 1.0f, b->n_out);
+        float *y = b->y + (size_t)r * b->stride;
+        float *dst = kvc__op_row(p, op, b->mat, b->part, b->row + r) + b->out;
+        if (op->to_host) kvc__logits_finish(p, y, b->n_out);
+        if (op->add_to_x) p->kernels->accumulate(dst, y, p->model->residual_scale, b->n_out);
         else memcpy(dst, y, b->n_out * sizeof(float));
     }
 }
 
-/* The same for a gated pair of blocks. */
+/* The same of a block, or a pair of them, whose activation is stored; up NULL: there is no gate. */
 static void kvc__block_gate(const kvc__plan *p, const kvc__op *op, const kvc__block *gate,
     const kvc__block *up)
 {
     uint32_t r, width = op->mats[0]->n_out;
     for (r = 0; r < gate->n_rows; r++) {
         float *g = gate->y + (size_t)r * gate->stride;
+        const float *u = up != NULL ? up->y + (size_t)r * up->stride : NULL;
         uint32_t row = gate->row + r;
-        p->kernels->activate(g, up->y + (size_t)r * up->stride, gate->n_out, KVC__ACT_SILU);
+        p->kernels->activate(g, u, gate->n_out, p->model->arch->act);
         memcpy(op->dst[0] + (size_t)row * width + gate->out, g, gate->n_out * sizeof(float));
         kvc__form_part(p, op, g, width, row, gate->out, gate->n_out);
     }
 }
 
+static void kvc__block_outs(const kvc__op *op, kvc__block *b)
+{
+    const uint32_t n_out = op->mats[b->mat]->n_out;
+    b->n_out = n_out - b->out < op->block_outs ? n_out - b->out : op->block_outs;
+}
+
+/* Which places and outputs a unit of a stack is: bunch by bunch. Returns 0 if there are fewer
+   bunches. */
+static int kvc__bunch_locate(const kvc__plan *p, const kvc__op *op, uint64_t unit, kvc__block *b)
+{
+    const uint32_t in_part = kvc__div_up(op->mats[0]->n_out, op->block_outs);
+    const uint32_t bunch = (uint32_t)(unit / in_part);
+    b->mat = 0;
+    b->out = (uint32_t)(unit % in_part) * op->block_outs;
+    kvc__block_outs(op, b);
+    if (op->stack == KVC__STACK_HEADS) {
+        const uint32_t cuts = kvc__div_up(op->n_rows, op->block_rows);
+        const uint32_t row = bunch % cuts * op->block_rows;
+        b->part = bunch / cuts;
+        b->row = kvc__head_place(op->n_rows, b->part, row);
+        b->n_rows = op->n_rows - row < op->block_rows ? op->n_rows - row : op->block_rows;
+        return 1;
+    }
+    if (bunch >= *p->s.n_bunches) return 0;
+    b->part = p->s.bunches[bunch].part;
+    b->row = p->s.bunches[bunch].place;
+    b->n_rows = p->s.bunches[bunch].n_rows;
+    return 1;
+}
+
 /* Which rows and outputs a unit is. */
 static void kvc__block_locate(const kvc__op *op, uint64_t unit, kvc__block *b)
 {
-    uint32_t row_blocks = kvc__div_up(op->n_rows, op->block_rows), n_out;
+    uint32_t row_blocks = kvc__div_up(op->n_rows, op->block_rows);
     uint64_t n;
     for (b->mat = 0;; b->mat++, unit -= n) {
         n = (uint64_t)kvc__div_up(op->mats[b->mat]->n_out, op->block_outs) * row_blocks;
         if (unit < n) break;
     }
-    n_out = op->mats[b->mat]->n_out;
+    b->part = 0;
     b->row = (uint32_t)(unit % row_blocks) * op->block_rows;
     b->out = (uint32_t)(unit / row_blocks) * op->block_outs;
     b->n_rows = op->n_rows - b->row < op->block_rows ? op->n_rows - b->row : op->block_rows;
-    b->n_out = n_out - b->out < op->block_outs ? n_out - b->out : op->block_outs;
+    kvc__block_outs(op, b);
 }
 
 static void kvc__matrix_block(const kvc__plan *p, const kvc__op *op, uint64_t unit, uint32_t worker)
 {
     kvc__block b, up;
-    kvc__block_locate(op, unit, &b);
+    if (op->stack == KVC__STACK_NONE) kvc__block_locate(op, unit, &b);
+    else if (!kvc__bunch_locate(p, op, unit, &b)) return;
     b.y = p->s.blocks + (size_t)worker * 2 * KVC__BLOCK_FLOATS;
     b.stride = op->block_outs;
     kvc__block_compute(p, op, &b, worker);
+    if (op->acted) {
+        kvc__block_gate(p, op, &b, NULL);
+        return;
+    }
     if (!op->gated) {
         kvc__block_finish(p, op, &b);
         return;
@@ -11908,22 +13357,24 @@ typedef struct kvc__ask {
     size_t apart, at, end;          /* bytes: from stream to stream, asked for, to ask for in all */
 } kvc__ask;
 
-static kvc__ask kvc__matrix_ask(const kvc__op *op, uint64_t unit)
+static kvc__ask kvc__matrix_ask(const kvc__plan *p, const kvc__op *op, uint64_t unit)
 {
-    const kvc__matrix *m;
+    kvc__matrix m;
     kvc__block b;
     kvc__ask a;
-    kvc__block_locate(op, unit, &b);
-    m = op->mats[b.mat];
-    if (m->packed != NULL) {
-        a.apart = kvc__group_size(m->type, m->n_in);
-        a.w = m->packed + b.out / 16 * a.apart;
+    memset(&a, 0, sizeof a);
+    if (op->stack == KVC__STACK_EXPERTS) return a;      /* they may not be known yet */
+    if (op->stack == KVC__STACK_NONE) kvc__block_locate(op, unit, &b);
+    else kvc__bunch_locate(p, op, unit, &b);
+    m = kvc__matrix_part(op->mats[b.mat], b.part);
+    if (m.packed != NULL) {
+        a.apart = kvc__group_size(m.type, m.n_in);
+        a.w = m.packed + b.out / 16 * a.apart;
         a.apart *= b.n_out / 64;
     } else {
-        a.w = m->data + b.out * m->row_size;
-        a.apart = b.n_out / 4 * m->row_size;
+        a.w = m.data + b.out * m.row_size;
+        a.apart = b.n_out / 4 * m.row_size;
     }
-    a.at = 0;
     a.end = a.apart < KVC__ASK_MOST ? a.apart : KVC__ASK_MOST;
     return a;
 }
@@ -11943,21 +13394,35 @@ static void kvc__panel_cblas(const kvc__plan *p, const kvc__op *op, uint32_t mat
     uint32_t n, const float *w)
 {
     const kvc__matrix *m = op->mats[mat];
+    const float scale = op->add_to_x ? p->model->residual_scale : 1.0f;
     uint32_t row, end;
     for (row = 0; row < op->n_rows; row = end) {
-        float *dst = kvc__op_row(p, op, mat, row);
+        float *dst = kvc__op_row(p, op, mat, 0, row);
         for (end = row + 1; end < op->n_rows; end++)
-            if (kvc__op_row(p, op, mat, end) != dst + (size_t)(end - row) * m->n_out) break;
+            if (kvc__op_row(p, op, mat, 0, end) != dst + (end - row) * op->stride[mat]) break;
         cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, (int)(end - row), (int)n,
-            (int)m->n_in, 1.0f, op->src + (size_t)row * m->n_in, (int)m->n_in, w, (int)m->n_in,
-            op->add_to_x ? 1.0f : 0.0f, dst + out, (int)m->n_out);
+            (int)m->n_in, scale, op->src + (size_t)row * op->src_stride, (int)op->src_stride, w,
+            (int)m->n_in, op->add_to_x ? 1.0f : 0.0f, dst + out, (int)op->stride[mat]);
+    }
+}
+
+/* Bias, and what logits get. */
+static void kvc__rows_cblas(const kvc__plan *p, const kvc__op *op, uint32_t mat)
+{
+    const kvc__matrix *m = op->mats[mat];
+    const float scale = op->add_to_x ? p->model->residual_scale : 1.0f;
+    uint32_t r;
+    for (r = 0; r < op->n_rows; r++) {
+        float *dst = kvc__op_row(p, op, mat, 0, r);
+        if (m->bias != NULL) p->kernels->accumulate(dst, m->bias, scale, m->n_out);
+        if (op->to_host) kvc__logits_finish(p, dst, m->n_out);
     }
 }
 
 /* All of an op's products: F32 weights in place, others decoded a panel at a time. */
 static void kvc__matrix_cblas(const kvc__plan *p, const kvc__op *op)
 {
-    uint32_t i, out, n, r, o;
+    uint32_t i, out, n, o;
     for (i = 0; i < op->n_mats; i++) {
         const kvc__matrix *m = op->mats[i];
         uint32_t panel = m->type == KVC__F32 ? m->n_out : KVC__PANEL;
@@ -11974,8 +13439,7 @@ static void kvc__matrix_cblas(const kvc__plan *p, const kvc__op *op)
             }
             kvc__panel_cblas(p, op, i, out, n, w);
         }
-        for (r = 0; m->bias != NULL && r < op->n_rows; r++)
-            p->kernels->accumulate(kvc__op_row(p, op, i, r), m->bias, 1.0f, m->n_out);
+        kvc__rows_cblas(p, op, i);
     }
 }
 #endif
@@ -12003,9 +13467,14 @@ static void kvc__op_unit(const kvc__plan *p, const kvc__op *op, uint64_t unit, u
     case KVC__OP_MERGE: kvc__attend_merge(p, op, row); break;
     case KVC__OP_TALLY: kvc__tally_unit(p, op, row, worker); break;
     case KVC__OP_FORM:
-        kvc__form_part(p, op, op->src + (size_t)row * op->width, op->width, row, 0, op->width);
+        kvc__form_part(p, op, op->src + (size_t)row * op->src_stride, op->width, row, 0, op->width);
         break;
     case KVC__OP_GATE: kvc__gate_row(p, op, row); break;
+    case KVC__OP_SPLIT: kvc__split_unit(p, op, row); break;
+    case KVC__OP_CHOOSE: kvc__choose_row(p, op, row); break;
+    case KVC__OP_SORT: kvc__sort(p, op); break;
+    case KVC__OP_GATHER: kvc__gather_unit(p, op, row); break;
+    case KVC__OP_COMBINE: kvc__combine_row(p, op, row); break;
     }
 }
 
@@ -12640,7 +14109,7 @@ static kvc__ask kvc__walk_ask(const kvc_ctx *ctx, uint32_t op, uint32_t worker)
     if (o->n_tiles == 0 || o->use_cblas || o->n_rows >= KVC__PACK_ROWS) return ask;
     tile = kvc__run_begin(o->n_tiles, worker, ctx->cursor.n_runs);
     if (tile >= o->n_tiles) return ask;
-    ask = kvc__matrix_ask(o, tile * o->tile_units);
+    ask = kvc__matrix_ask(p, o, tile * o->tile_units);
     kvc__ask_more(&ask, KVC__ASK_FIRST);
     return ask;
 }
@@ -12736,11 +14205,12 @@ static float *kvc__take_rows(kvc__arena *arena, uint32_t n_batch, uint64_t width
     return (float *)kvc__take(arena, n, sizeof(float));
 }
 
-/* n_batch rows of `width` elements in the forms that the model's matrices read */
-static void kvc__take_forms(kvc__arena *arena, const kvc_ctx_desc *d, uint64_t width,
-    kvc__forms *forms)
+/* n_rows rows of `width` elements in the forms that the model's matrices read */
+static void kvc__take_forms(kvc__arena *arena, const kvc_ctx_desc *d, uint64_t n_rows,
+    uint64_t width, kvc__forms *forms)
 {
-    uint32_t n = kvc__div_up(d->n_batch, KVC__LANE_ROWS) * KVC__LANE_ROWS;
+    const uint32_t n = kvc__div_up((uint32_t)n_rows, KVC__LANE_ROWS) * KVC__LANE_ROWS;
+    if (n_rows > UINT32_MAX - KVC__LANE_ROWS) arena->overflow = 1;
     if (d->model->has_quantized)
         forms->q8 = (unsigned char *)kvc__take_rows(arena, n,
             (width + 31) / 32 * (KVC__Q8_BYTES / 4));
@@ -12752,7 +14222,7 @@ static void kvc__take_forms(kvc__arena *arena, const kvc_ctx_desc *d, uint64_t w
 static void kvc__scratch_attention(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
 {
     const kvc_model *m = d->model;
-    uint32_t v_stride = kvc__v_stride(m);
+    uint32_t v_stride = kvc__attn_v_stride(m);
     s->attn_floats = kvc__attn_floats(KVC__MAX_QUERIES, m->head_dim, v_stride) +
         KVC__MAX_QUERIES * kvc__part_floats(v_stride);
     s->attn = kvc__take_rows(arena, d->n_threads, s->attn_floats);
@@ -12762,39 +14232,84 @@ static void kvc__scratch_attention(kvc__arena *arena, const kvc_ctx_desc *d, kvc
             (uint64_t)m->n_heads * kvc__part_floats(v_stride));
 }
 
+/* What latent attention needs beside. */
+static void kvc__scratch_latent(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
+{
+    const kvc_model *m = d->model;
+    const uint64_t nope = m->head_q - m->rope_dim;
+    const uint64_t width = nope > m->head_dim_v ? nope : m->head_dim_v;
+    const uint64_t n = (uint64_t)kvc__head_place(d->n_batch + KVC__Q8_ROWS, m->n_heads, 0);
+    if (!kvc__has(m, KVC__LATENT)) return;
+    s->q_low = kvc__take_rows(arena, d->n_batch, m->q_rank);
+    s->q_own = kvc__take_rows(arena, d->n_batch, (uint64_t)m->n_heads * m->head_q);
+    s->heads = kvc__take_rows(arena, d->n_batch, (uint64_t)m->n_heads * m->head_o);
+    kvc__take_forms(arena, d, n, width, &s->split);
+    if (m->packed == NULL && m->has_floats) s->splits = kvc__take_rows(arena, (uint32_t)n, width);
+}
+
+static void kvc__scratch_experts(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
+{
+    const kvc_model *m = d->model;
+    const uint64_t n = kvc__max_places(m, d->n_batch);
+    if (m->n_experts == 0) return;
+    if (n > 0x7fffffffu) arena->overflow = 1;
+    s->routes = kvc__take_rows(arena, d->n_batch, m->n_experts);
+    s->shares = kvc__take_rows(arena, d->n_batch, 1);
+    s->picks = (kvc__pick *)kvc__take(arena, d->n_batch, m->n_used * sizeof *s->picks);
+    s->bunches = (kvc__bunch *)kvc__take(arena,
+        (size_t)kvc__max_bunches(m, d->n_batch, KVC__BLOCK_ROWS), sizeof *s->bunches);
+    s->n_bunches = (uint32_t *)kvc__take(arena, 1, sizeof *s->n_bunches);
+    s->place_gate = kvc__take_rows(arena, (uint32_t)n, m->n_ff_expert);
+    s->place_outs = kvc__take_rows(arena, (uint32_t)n, m->n_embd);
+    kvc__take_forms(arena, d, n, m->n_embd, &s->places);
+    kvc__take_forms(arena, d, n, m->n_ff_expert, &s->place_gates);
+    if (m->packed == NULL && m->has_floats)
+        s->place_rows = kvc__take_rows(arena, (uint32_t)n, m->n_embd);
+}
+
+static uint64_t kvc__most(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static void kvc__scratch_layout(kvc__arena *arena, const kvc_ctx_desc *d, kvc__scratch *s)
 {
     const kvc_model *m = d->model;
-    uint64_t q = (uint64_t)m->n_heads * m->head_dim, att = (uint64_t)m->n_heads * m->head_dim_v;
-    uint64_t narrow = m->n_embd > att ? m->n_embd : att;
-    uint64_t widest = narrow > m->n_ff ? narrow : m->n_ff;
-    uint32_t n = d->n_batch;
+    const uint64_t q = (uint64_t)m->n_heads * m->head_dim;
+    const uint64_t narrow = kvc__most(kvc__most(m->n_embd, m->q_rank),
+        (uint64_t)m->n_heads * m->head_o);
+    const uint64_t wide = kvc__most(m->n_ff, m->n_ff_shared);
+    const uint32_t n = d->n_batch;
     memset(s, 0, sizeof *s);
     s->x = kvc__take_rows(arena, n, m->n_embd);
     s->norm = kvc__take_rows(arena, n, m->n_embd);
+    s->part = kvc__take_rows(arena, n, m->n_embd);
     s->q = kvc__take_rows(arena, n, q);
     s->k = kvc__take_rows(arena, n, (uint64_t)m->n_kv_heads * m->head_dim);
-    s->v = kvc__take_rows(arena, n, (uint64_t)m->n_kv_heads * m->head_dim_v);
-    s->att = kvc__take_rows(arena, n, att);
-    s->gate = kvc__take_rows(arena, n, m->n_ff);
-    s->up = kvc__take_rows(arena, n, m->n_ff);
-    s->turns = kvc__take_rows(arena, n, (uint64_t)2 * m->rope_dim);
-    kvc__take_forms(arena, d, narrow, &s->narrow);
-    kvc__take_forms(arena, d, m->n_ff, &s->wide);
+    s->v = kvc__take_rows(arena, n, (uint64_t)m->n_kv_heads * kvc__stored_v(m));
+    s->att = kvc__take_rows(arena, n, (uint64_t)m->n_heads * m->head_dim_v);
+    s->gate = kvc__take_rows(arena, n, wide);
+    s->up = kvc__take_rows(arena, n, wide);
+    s->turns = kvc__take_rows(arena, n, (uint64_t)2 * m->n_ropes * m->rope_dim);
+    kvc__take_forms(arena, d, n, narrow, &s->narrow);
+    kvc__take_forms(arena, d, n, wide, &s->wide);
+    kvc__scratch_latent(arena, d, s);
+    kvc__scratch_experts(arena, d, s);
     s->pack_size = m->in_place_group * (KVC__BLOCK_OUTS / 16);
     if (s->pack_size != 0)
         s->packs = (unsigned char *)kvc__take_rows(arena, d->n_threads, s->pack_size / 4);
     s->logits = kvc__take_rows(arena, 1, m->n_vocab);
     s->blocks = kvc__take_rows(arena, d->n_threads, 2 * KVC__BLOCK_FLOATS);
     s->sums = kvc__take_rows(arena, d->n_threads, KVC__SUM_FLOATS);
-    if (d->gemm == KVC_GEMM_CBLAS) s->panel = kvc__take_rows(arena, KVC__PANEL, widest);
+    if (d->gemm == KVC_GEMM_CBLAS)
+        s->panel = kvc__take_rows(arena, KVC__PANEL, kvc__most(narrow, wide));
     kvc__scratch_attention(arena, d, s);
 }
 
 /* Measures, or builds the context if the arena has a base. */
 static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
 {
-    uint32_t i, k, max_ops = d->model->n_layers * KVC__OPS_PER_LAYER + KVC__OPS_AROUND;
+    uint32_t i, max_ops = d->model->n_layers * KVC__OPS_PER_LAYER + KVC__OPS_AROUND;
     kvc_ctx *ctx = (kvc_ctx *)kvc__take(arena, 1, sizeof *ctx);
     kvc__op *ops = (kvc__op *)kvc__take(arena, max_ops, sizeof *ops);
     kvc__row *rows = (kvc__row *)kvc__take(arena, d->n_batch, sizeof *rows);
@@ -12829,8 +14344,7 @@ static kvc_ctx *kvc__ctx_layout(kvc__arena *arena, const kvc_ctx_desc *d)
         kvc__div_up(d->model->n_heads / d->model->n_kv_heads, KVC__MAX_QUERIES);
     kvc__plan_build(&ctx->plan);
     for (i = 0; i + 1 < ctx->plan.n_ops; i++)
-        for (k = 0; k < ctx->plan.ops[i].n_mats; k++)
-            ctx->row_work += (double)ctx->plan.ops[i].mats[k]->n_out * ctx->plan.ops[i].width;
+        ctx->row_work += kvc__matrix_work(d->model, &ctx->plan.ops[i]);
     kvc__atomic_store(&ctx->progress, 1u << 24);
     return ctx;
 }
@@ -13527,7 +15041,12 @@ KVC_API void kvc_model_query(const kvc_model *model, kvc_model_info *info)
     info->n_kv_heads = m->n_kv_heads;
     info->head_dim = m->head_dim;
     info->head_dim_v = m->head_dim_v;
+    info->n_latent = kvc__has(m, KVC__LATENT) ? m->head_dim_v : 0;
     info->n_ff = m->n_ff;
+    info->n_experts = m->n_experts;
+    info->n_experts_used = m->n_used;
+    info->n_ff_expert = m->n_ff_expert;
+    info->n_ff_shared = m->n_ff_shared;
     info->n_vocab = m->n_vocab;
     info->n_tokens = m->vocab.n_tokens;
     info->n_ctx_train = m->n_ctx_train;
@@ -13773,7 +15292,7 @@ KVC_API uint32_t kvc_seq_length(const kvc_seq *seq)
 
 KVC_API uint32_t kvc_seq_capacity(const kvc_seq *seq)
 {
-    return seq->policy == KVC_POLICY_GROW ? KVC__MAX_SLOTS : seq->cache->desc.n_ctx;
+    return seq->policy == KVC_POLICY_GROW ? kvc__max_slots(seq->cache) : seq->cache->desc.n_ctx;
 }
 
 KVC_API void kvc_seq_query(const kvc_seq *seq, kvc_seq_info *info)

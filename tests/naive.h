@@ -265,7 +265,7 @@ static const naive_rule naive_rules[] = {
     {.name = "command-r", .rope = NAIVE_PAIRS, .layer_norm = 1, .order = NAIVE_PARALLEL,
         .logit_scale = 0.0625},
     {.name = "cohere2", .rope = NAIVE_PAIRS, .layer_norm = 1, .order = NAIVE_PARALLEL,
-        .pattern = 4, .local_rope = 1},
+        .pattern = 4, .local_rope = 1, .logit_scale = 0.0625},
     {.name = "smollm3", .rope = NAIVE_PAIRS, .still = 4},
     {.name = "gpt-oss", .rope = NAIVE_HALVES, .act = NAIVE_CLAMPED, .pattern = 2,
         .ffn_norm = "post_attention_norm", .gating = NAIVE_SOFTMAX_CHOSEN},

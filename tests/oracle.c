@@ -5,9 +5,12 @@
 
    For each DIR/NAME.gguf with its NAME.json: the prompt is prefilled in a context of exactly 64
    positions with an F32 cache, the logits at the given positions are compared with the exact ones,
-   and kvc_decode must continue with the given tokens. One line per model:
+   and kvc_decode must continue with the given tokens. Then all of that must come again with the
+   same bits: on every instruction set of this machine (or the given one), with 1, 2 and N threads,
+   with the prompt in one chunk and token by token, with weights in place, and with a prefix table
+   that has the text. One line per model:
 
-       NAME  largest difference (tolerance)  greedy equal|first difference  PASS|FAIL|SKIP reason
+       NAME  largest difference (tolerance)  greedy equal|first difference  runs  PASS|FAIL|SKIP why
 
    and a last line `N passed, N failed, N skipped`. Exit status: 0 if none failed, 1 if one did, 2
    for bad arguments. An absent DIR is said and is no failure.
@@ -44,6 +47,7 @@ typedef struct outcome {
     double cosine;              /* lowest over positions */
     size_t n_equal;             /* greedy tokens before the first that differs */
     kvc_token other;            /* the token found there */
+    unsigned n_runs;            /* that gave the same bits */
 } outcome;
 
 static int is_rounded(const golden *g) {
@@ -111,6 +115,93 @@ static kvc_result run_prompt(outcome *o, kvc_ctx *ctx, kvc_seq *seq, const golde
     return r;
 }
 
+/* ---- the same again ---- */
+
+/* One way to compute a text. */
+typedef struct manner {
+    kvc_isa isa;
+    uint32_t n_threads, chunk;
+} manner;
+
+/* Logits after the prompt's last token and after each greedy token, with the prompt in chunks. */
+static kvc_result run_manner(const kvc_model *model, const golden *g, const manner *how,
+    float *out, kvc_error *err) {
+    kvc_cache_desc cache_desc = {0};
+    kvc_ctx_desc desc = {0};
+    kvc_cache *cache = NULL;
+    kvc_ctx *ctx = NULL;
+    kvc_seq *seq = NULL;
+    const float *logits = NULL;
+    size_t i, n;
+    kvc_result r;
+    cache_desc.model = desc.model = model;
+    cache_desc.n_ctx = desc.n_batch = N_CTX;
+    desc.n_threads = how->n_threads;
+    desc.isa = how->isa;
+    r = kvc_cache_new(&cache, &cache_desc, err);
+    if (r == KVC_OK) r = kvc_ctx_new(&ctx, &desc, err);
+    if (r == KVC_OK) r = kvc_seq_open(&seq, cache, err);
+    for (i = 0; r == KVC_OK && i < g->n_prompt; i += n) {
+        n = g->n_prompt - i < how->chunk ? g->n_prompt - i : how->chunk;
+        r = kvc_prefill(ctx, seq, g->prompt + i, n, &logits, err);
+    }
+    for (i = 0; r == KVC_OK; i++, out += g->n_vocab) {
+        memcpy(out, logits, g->n_vocab * sizeof *out);
+        if (i == g->n_greedy) break;
+        r = kvc_decode(ctx, seq, g->greedy[i], &logits, err);
+    }
+    kvc_seq_close(seq);
+    kvc_ctx_free(ctx);
+    kvc_cache_free(cache);
+    return r;
+}
+
+/* Whether a context gets the instruction set, and not a lesser one. */
+static int has_isa(const kvc_model *model, kvc_isa isa) {
+    kvc_ctx_desc desc = {0};
+    kvc_ctx_info info;
+    kvc_ctx *ctx;
+    desc.model = model;
+    desc.n_batch = 1;
+    desc.isa = isa;
+    if (kvc_ctx_new(&ctx, &desc, NULL) != KVC_OK) return 0;
+    kvc_ctx_query(ctx, &info);
+    kvc_ctx_free(ctx);
+    return info.desc.isa == isa;
+}
+
+/* Every manner that the options allow, with packed weights and in place: the bits of the first. */
+static kvc_result check_manners(outcome *o, const kvc_model *const models[2], const golden *g,
+    const options *opt, kvc_error *err) {
+    const size_t size = (g->n_greedy + 1) * g->n_vocab * sizeof(float);
+    const uint32_t chunks[] = {N_CTX, 1}, threads[] = {1, 2, opt->n_threads};
+    float *first = (float *)malloc(size), *other = (float *)malloc(size);
+    kvc_result r = first && other ? KVC_OK : KVC_ERROR_MEMORY;
+    unsigned n = 0, isa, t, c, m;
+    for (isa = KVC_ISA_BASE; isa <= KVC_ISA_AVX512_VNNI; isa++) {
+        if (opt->isa != KVC_ISA_BEST && opt->isa != (kvc_isa)isa) continue;
+        if (!has_isa(models[0], (kvc_isa)isa)) continue;
+        for (t = 0; t < (opt->n_threads > 2 ? 3u : 2u); t++)
+            for (c = 0; c < 2; c++)
+                for (m = 0; m < 2 && r == KVC_OK; m++) {
+                    manner how;
+                    how.isa = (kvc_isa)isa;
+                    how.n_threads = threads[t];
+                    how.chunk = chunks[c];
+                    r = run_manner(models[m], g, &how, n ? other : first, err);
+                    if (r == KVC_OK && n++ && memcmp(first, other, size)) {
+                        printf("(isa %u, %u threads, chunks of %u, %s: other bits) ", isa,
+                            (unsigned)threads[t], (unsigned)chunks[c], m ? "in place" : "packed");
+                        o->difference = INFINITY;
+                    }
+                }
+    }
+    o->n_runs = n;
+    free(first);
+    free(other);
+    return r;
+}
+
 /* The prompt and the greedy tokens with a prefix table that has them all, against the same without:
    every logit must have the same bits. */
 static kvc_result check_warm(outcome *o, kvc_ctx *ctx, kvc_cache *cache, const golden *g,
@@ -170,6 +261,25 @@ static kvc_result run_model(outcome *o, const kvc_model *model, const golden *g,
     return r;
 }
 
+/* The same once more with its weights in place, which is no model of its own to the reader. */
+static kvc_result run_again(outcome *o, const kvc_model *model, const char *path, const golden *g,
+    const options *opt, kvc_error *err) {
+    const kvc_model *models[2];
+    kvc_model_desc desc = {0};
+    kvc_model *in_place;
+    kvc_result r;
+    if (opt->gemm != KVC_GEMM_BUILTIN) return KVC_OK;
+    desc.path = path;
+    desc.weights = KVC_WEIGHTS_IN_PLACE;
+    r = kvc_model_open(&in_place, &desc, err);
+    if (r != KVC_OK) return r;
+    models[0] = model;
+    models[1] = in_place;
+    r = check_manners(o, models, g, opt, err);
+    kvc_model_close(in_place);
+    return r;
+}
+
 static void report(tally *t, const golden *g, const outcome *o) {
     int rounded = is_rounded(g), greedy = o->n_equal == g->n_greedy;
     double tolerance = rounded ? 0.6 : g->tolerance;
@@ -179,6 +289,7 @@ static void report(tally *t, const golden *g, const outcome *o) {
     else if (greedy) printf("  greedy equal  ");
     else printf("  greedy %u: %d, not %d", (unsigned)o->n_equal, (int)o->other,
         (int)g->greedy[o->n_equal]);
+    if (o->n_runs) printf("  %2u runs", o->n_runs);
     printf("  %s\n", pass ? "PASS" : "FAIL");
     if (pass) t->passed++;
     else t->failed++;
@@ -190,7 +301,7 @@ static void fail(tally *t, const char *where, const char *why) {
 }
 
 static void check_model(tally *t, const options *opt, const char *name) {
-    char path[1024];
+    char path[1024], json[1024];
     kvc_model_desc desc = {0};
     kvc_model *model;
     kvc_model_info info;
@@ -198,7 +309,7 @@ static void check_model(tally *t, const options *opt, const char *name) {
     kvc_result r;
     golden g;
     const char *why;
-    outcome o = {0, 1, 0, KVC_NO_TOKEN};
+    outcome o = {0, 1, 0, KVC_NO_TOKEN, 0};
     printf("%-20s ", name);
     fflush(stdout);
     snprintf(path, sizeof path, "%s/%s.gguf", opt->dir, name);
@@ -214,12 +325,13 @@ static void check_model(tally *t, const options *opt, const char *name) {
         return;
     }
     kvc_model_query(model, &info);
-    snprintf(path, sizeof path, "%s/%s.json", opt->dir, name);
-    why = golden_load(&g, path);
+    snprintf(json, sizeof json, "%s/%s.json", opt->dir, name);
+    why = golden_load(&g, json);
     if (!why && g.n_vocab != info.n_vocab) why = "its JSON has another vocabulary size";
     if (why) {
         fail(t, "", why);
-    } else if ((r = run_model(&o, model, &g, opt, &err)) != KVC_OK) {
+    } else if ((r = run_model(&o, model, &g, opt, &err)) != KVC_OK ||
+        (r = run_again(&o, model, path, &g, opt, &err)) != KVC_OK) {
         fail(t, err.where, err.message);
     } else {
         report(t, &g, &o);

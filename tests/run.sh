@@ -99,14 +99,7 @@ list()
     if [ -d "$shared/goldens" ]; then
         echo "closing oracle_naive $build/oracle_naive $shared/goldens"
         for gemm in $gemms; do
-            for isa in $isas; do
-                oracle "llama_${gemm}_$isa" goldens 'llama*' --gemm "$gemm" --isa "$isa"
-            done
-            for threads in 1 2 3; do
-                oracle "llama_${gemm}_threads$threads" goldens 'llama*' --gemm "$gemm" \
-                    --threads "$threads"
-            done
-            oracle "window_$gemm" goldens 'mistral-swa' --gemm "$gemm"
+            oracle "$gemm" goldens '*' --gemm "$gemm" --threads 3
             for type in f16 bf16 q8_0 q4_0; do
                 oracle "${type}_$gemm" goldens/quant "$type" --gemm "$gemm"
             done

@@ -8,8 +8,8 @@
 #include "naive.h"
 
 enum { N_VOCAB = 48, PAGE = 16 };
-#define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
-    .n_ctx = 4096
+#define TINY_FULL .n_embd = 32, .n_heads = 2, .n_ff = 48, .n_vocab = N_VOCAB, .n_ctx = 4096
+#define TINY TINY_FULL, .n_kv_heads = 1
 
 /* ---- kvc.h and the reference side by side ---- */
 
@@ -103,7 +103,22 @@ static const struct {
     {"rope_freqs", KVC_KV_F32, 1e-4, {TINY, .rope_freqs = 1}},
     {"a window of 50 in every 2nd layer", KVC_KV_F32, 1e-4,
         {TINY, .window = 50, .pattern = 2, .n_layers = 4}},
-    {"a window of 50", KVC_KV_F32, 1e-4, {TINY, .window = 50}}
+    {"a window of 50", KVC_KV_F32, 1e-4, {TINY, .window = 50}},
+    {"windows that turn otherwise (gemma3)", KVC_KV_F32, 1e-4, {.arch = "gemma3", TINY,
+        .n_layers = 7, .window = 50, .rope_base = 1e6f, .rope = MODEL_ROPE_LINEAR}},
+    {"only windows turn (cohere2)", KVC_KV_F32, 1e-4, {.arch = "cohere2", TINY, .n_layers = 4,
+        .window = 50}},
+    {"some layers do not turn (smollm3)", KVC_KV_F32, 1e-4, {.arch = "smollm3", TINY,
+        .n_layers = 4}},
+    {"ALiBi (bloom)", KVC_KV_F32, 1e-4, {.arch = "bloom", TINY_FULL}},
+    {"ALiBi in q8", KVC_KV_Q8, 0.6, {.arch = "mpt", TINY_FULL}},
+    {"soft caps (gemma2)", KVC_KV_F32, 1e-4, {.arch = "gemma2", TINY, .window = 50}},
+    {"sinks (gpt-oss)", KVC_KV_F32, 1e-4, {.arch = "gpt-oss", TINY, .window = 50, .n_experts = 3,
+        .n_experts_used = 3}},
+    {"latent attention (minicpm3)", KVC_KV_F32, 1e-4, {.arch = "minicpm3", TINY_FULL,
+        .head_dim = 24, .rope_dim = 8, .q_rank = 20, .kv_rank = 24}},
+    {"latent attention in f16", KVC_KV_F16, 5e-2, {.arch = "minicpm3", TINY_FULL,
+        .head_dim = 24, .rope_dim = 8, .q_rank = 20, .kv_rank = 24}}
 };
 
 static void test_ranges(void **state) {

@@ -426,8 +426,7 @@ static void test_unsupported(void **state) {
             "a name as long as this one must not leave the message, whatever it is that makes it"),
             "a name as long as this one"},
         {TEXT(LLAMA("rope.scaling.type"), "spiral"), ""},
-        {NUMBER(LLAMA("expert_count"), U32, 4), ""},
-        {ARRAY(LLAMA("attention.head_count"), U32, 1), ""},
+        {ARRAY(LLAMA("attention.head_count"), U32, 2), ""},
         {ARRAY("general.tags", ARRAY, 2), ""},
     };
     size_t i;

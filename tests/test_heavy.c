@@ -9,8 +9,8 @@
 #include "naive.h"
 
 enum { N_VOCAB = 48, PAGE = 16, N_CTX = 112, N_KEEP = 3, N_HEAVY = 40, MAX_POS = 4096 };
-#define TINY .n_embd = 32, .n_heads = 2, .n_kv_heads = 1, .n_ff = 48, .n_vocab = N_VOCAB, \
-    .n_ctx = 4096
+#define TINY_FULL .n_embd = 32, .n_heads = 2, .n_ff = 48, .n_vocab = N_VOCAB, .n_ctx = 4096
+#define TINY TINY_FULL, .n_kv_heads = 1
 
 typedef struct kind {
     const char *name;
@@ -33,6 +33,13 @@ static const kind kinds[] = {
     {"linear scaling", KVC_KV_F32, 0, 1e-4, {TINY, .rope = MODEL_ROPE_LINEAR, .rope_factor = 2.5f}},
     {"YaRN", KVC_KV_F32, 0, 1e-4, {TINY, .rope = MODEL_ROPE_YARN, .rope_orig_ctx = 64}},
     {"rope_freqs", KVC_KV_F32, 0, 1e-4, {TINY, .rope_freqs = 1}},
+    {"ALiBi (bloom)", KVC_KV_F32, 0, 1e-4, {.arch = "bloom", TINY_FULL}},
+    {"ALiBi in q8", KVC_KV_Q8, 0, 0.6, {.arch = "mpt", TINY_FULL}},
+    {"soft caps (gemma2)", KVC_KV_F32, 0, 1e-4, {.arch = "gemma2", TINY, .window = 20}},
+    {"sinks (gpt-oss)", KVC_KV_F32, 0, 1e-4, {.arch = "gpt-oss", TINY, .window = 20,
+        .n_experts = 3, .n_experts_used = 3}},
+    {"latent attention (minicpm3)", KVC_KV_F32, 0, 1e-4, {.arch = "minicpm3", TINY_FULL,
+        .head_dim = 24, .rope_dim = 8, .q_rank = 20, .kv_rank = 24}},
     {"a window of 20 in every 2nd layer", KVC_KV_F32, 0, 1e-4,
         {TINY, .window = 20, .pattern = 2, .n_layers = 4}}
 };
@@ -80,14 +87,14 @@ static void pair_open(pair *p, const kind *k) {
     rig_open(&p->rig, &k->shape);
     if (k->half) {
         p->arch = *p->rig.model->arch;
-        p->arch.rope = KVC__ROPE_HALF;
+        p->arch.traits |= KVC__ROPE_HALVES;
         p->rig.model->arch = &p->arch;
     }
     p->cache = heavy_cache(&p->rig, k->kv, N_CTX, 0);
     p->ctx = new_ctx(&p->rig, 24, 2, KVC_ISA_BEST);
     p->seq = heavy_seq(p->cache);
     naive_open(&p->naive, p->rig.image);
-    p->naive.rope_half = k->half;
+    if (k->half) p->naive.rope_half = 1;
     naive_past_open(&p->past, &p->naive, MAX_POS);
 }
 

@@ -11,8 +11,10 @@
 /* With keys of 8 bits pages take each other's place. */
 #ifdef KVC__SHORT_KEYS
 #define FOUND(got, want) assert_true((got) <= (want))
+#define MISTAKEN 2u     /* pages that a short key may mistake for what is asked for in vain */
 #else
 #define FOUND(got, want) assert_int_equal(got, want)
+#define MISTAKEN 0u
 #endif
 
 static const char table_key[] = "a key of 16 byte";
@@ -106,15 +108,15 @@ static void test_second_process(void **state) {
         FOUND(take(&r, &kinds[i], cache, ctx, text, N + TAIL), 7 * PAGE);
         FOUND(info_of(cache).tier_got, a.n_got);
         /* layers with a window need the last pages alone; and the next page is asked for in vain */
-        if (i == 5) FOUND(a.n_got, 7 + 2);
-        else FOUND(a.n_got, 7);
+        if (i == 5) FOUND(a.n_got, 7 + 2 + MISTAKEN);
+        else FOUND(a.n_got, 7 + MISTAKEN);
         FOUND(a.n_asked, a.n_got + 1);
 #ifndef KVC__SHORT_KEYS
         assert_true(a.n_ahead >= a.n_asked);
 #endif
         again = kvc_prefix_flush(cache, 0);         /* what was not there */
         FOUND(again, info_of(cache).n_reaches == 1 ? 1 : 1 + 1);
-        assert_int_equal(info_of(cache).tier_refused == 0, 1);
+        assert_true(info_of(cache).tier_refused <= MISTAKEN);
         kvc_cache_free(cache);
         desk_close(&r, ctx, &a);
     }
