@@ -5807,6 +5807,7 @@ static const kvc__rename kvc__renames_gpt_oss[] = {
    - gemma2: Gemma 2 (Gemma team, "Gemma 2", 2024): caps; even layers see a window.
    - gemma3: Gemma 3, its text part (Gemma team, "Gemma 3 technical report", 2025): five of six
      layers see a window.
+   - glm4: GLM-4-0414, GLM-Z1-0414 (GLM team, "ChatGLM", 2024; reference code of transformers).
    - gpt-oss: gpt-oss 20B and 120B (OpenAI, model card, 2025): sinks; gate and up are clamped;
      every expert has biases.
    - gpt2: GPT-2, DistilGPT2, Cerebras-GPT (Radford et al., "Language models are unsupervised
@@ -5847,6 +5848,7 @@ static const kvc__arch kvc__archs[] = {
     {"gemma2", KVC__ROPE_HALVES | KVC__POST_NORM, KVC__ACT_GELU, kvc__defaults_gemma2, NULL},
     {"gemma3", KVC__ROPE_HALVES | KVC__ROPE_LOCAL | KVC__QK_NORM | KVC__POST_NORM, KVC__ACT_GELU,
         kvc__defaults_gemma3, NULL},
+    {"glm4", KVC__POST_NORM | KVC__GATE_UP, KVC__ACT_SILU, NULL, NULL},
     {"gpt-oss", KVC__ROPE_HALVES | KVC__EXPERTS | KVC__SINKS, KVC__ACT_CLAMPED,
         kvc__defaults_gpt_oss, kvc__renames_gpt_oss},
     {"gpt2", KVC__LAYER_NORM | KVC__LEARNED | KVC__NO_GATE, KVC__ACT_GELU, NULL, NULL},
