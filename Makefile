@@ -57,7 +57,8 @@ LINKED_BENCH := $(addprefix $(BUILD)/, kv sequences stream batch frames gaps)
 KV_BENCH := $(LINKED_BENCH) $(BUILD)/prefix
 # These know the API alone and are linked with one object; all others contain the implementation.
 LINKED   := $(LINKED_BENCH) $(BUILD)/oracle \
-    $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern batch slices common)
+    $(addprefix $(BUILD)/test_,walk cuts grow threads forward gguf tavern batch slices common zoo \
+    archs)
 # These look inside and link the kernels, so that those are compiled once.
 INSIDE   := $(addprefix $(BUILD)/, $(filter-out test_kernels bits generate, $(notdir \
     $(filter-out $(LINKED), $(TESTS) $(ORACLES) $(EXAMPLES)))) prefix)
