@@ -1,6 +1,8 @@
 /* mkmodel: writes a GGUF file of random weights in the shape of a real model, for the benchmark.
 
-       mkmodel SHAPE TYPE OUT       SHAPE: 135m, 0.6b, 1b; TYPE: F32, F16, BF16, Q8_0, Q4_0
+       mkmodel SHAPE TYPE OUT       TYPE: F32, F16, BF16, Q8_0, Q4_0
+                                    SHAPE: 135m, 0.6b, 1b; with experts, and more memory than
+                                    these: olmoe (of OLMoE 1B-7B), v2-lite (of DeepSeek V2-Lite)
 
    The file is complete: it has a SentencePiece vocabulary of the model's size, with byte tokens, so
    that any reader of GGUF files opens it. Speed depends on shapes and types alone, so it measures
@@ -11,17 +13,22 @@
 
 #include "../tests/gguf_write.h"
 
-/* All three families tie the LM head to the embedding. */
 static const struct {
     const char *name;
     model_shape shape;
 } shapes[] = {
     {"135m", {.n_embd = 576, .n_layers = 30, .n_heads = 9, .n_kv_heads = 3, .n_ff = 1536,
-        .n_vocab = 49152}},
+        .n_vocab = 49152, .tied = 1}},
     {"0.6b", {.n_embd = 1024, .n_layers = 28, .n_heads = 16, .n_kv_heads = 8, .head_dim = 128,
-        .n_ff = 3072, .n_vocab = 151936}},
+        .n_ff = 3072, .n_vocab = 151936, .tied = 1}},
     {"1b", {.n_embd = 2048, .n_layers = 16, .n_heads = 32, .n_kv_heads = 8, .n_ff = 8192,
-        .n_vocab = 128256}}
+        .n_vocab = 128256, .tied = 1}},
+    {"olmoe", {.arch = "olmoe", .n_embd = 2048, .n_layers = 16, .n_heads = 16, .n_ff = 1024,
+        .n_vocab = 50304, .n_experts = 64, .n_experts_used = 8}},
+    {"v2-lite", {.arch = "deepseek2", .n_embd = 2048, .n_layers = 27, .n_heads = 16,
+        .head_dim = 192, .head_dim_v = 128, .rope_dim = 64, .kv_rank = 512, .n_dense = 1,
+        .n_ff = 10944, .n_ff_exp = 1408, .n_experts = 64, .n_experts_used = 6, .n_shared = 2,
+        .n_vocab = 102400}}
 };
 
 static const struct {
@@ -151,17 +158,13 @@ static void write_model(FILE *f, size_t shape, size_t type)
     gguf_writer w;
     gguf_buf list = {NULL, 0, 0};
     s.type = types[type].type;
-    s.tied = 1;
     s.n_ctx = 32768;
     model_defaults(&s);
     gguf_start(&w, s.version, s.alignment);
     model_write_shape(&w, &s);
     write_file_type(&w, type);
     model_write_vocab(&w, &s);
-    model_declare(&w, &list, "token_embd.weight", -1, s.type, s.n_embd, s.n_vocab, 0,
-        2.0 * model_reach(s.n_embd));
-    for (uint32_t i = 0; i < s.n_layers; i++) model_declare_layer(&w, &list, &s, (int)i);
-    model_declare(&w, &list, "output_norm.weight", -1, GGUF_F32, s.n_embd, 0, 1.0f, 0.25);
+    model_declare_all(&w, &list, &s);
     write_head(f, &w);
     for (size_t i = 0; i < list.size / sizeof(model_tensor); i++) {
         write_tensor(f, &w, (const model_tensor *)(const void *)list.data + i);
@@ -177,7 +180,7 @@ int main(int argc, char **argv)
     if (argc != 4) fail("usage: mkmodel SHAPE TYPE OUT", "arguments");
     while (shape < N_SHAPES && strcmp(shapes[shape].name, argv[1]) != 0) shape++;
     while (type < N_TYPES && strcmp(types[type].name, argv[2]) != 0) type++;
-    if (shape == N_SHAPES) fail("no such shape; there are 135m, 0.6b, 1b", argv[1]);
+    if (shape == N_SHAPES) fail("no such shape; there are 135m, 0.6b, 1b, olmoe, v2-lite", argv[1]);
     if (type == N_TYPES) fail("no such type; there are F32, F16, BF16, Q8_0, Q4_0", argv[2]);
     f = fopen(argv[3], "wb");
     if (!f) fail("cannot be opened", argv[3]);
