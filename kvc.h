@@ -1248,9 +1248,9 @@ KVC_API void kvc_sampler_reset(kvc_sampler *sampler, uint64_t seed);
 #error "compile the file with KVC_IMPLEMENTATION without -ffast-math: it changes the numbers"
 #endif
 
-/* Builds that check every access: the same code, but not every copy of it that speed asks for,
-   which would take minutes to compile. */
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+/* Builds that check every access or emulate instructions: the same code, but not every copy of it
+   that speed asks for, which would take minutes to compile. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || defined(KVC__EMULATED)
 #define KVC__CHECKED 1
 #elif defined(__has_feature)
 #if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
@@ -2857,8 +2857,13 @@ typedef struct kvc__kernels {
 #define KVC__XSTRING(x) KVC__STRING(x)
 #define KVC__XCAT(a, b) a##_##b
 #define KVC__CAT(a, b) KVC__XCAT(a, b)
-/* One instruction set for the functions between region and end; MSVC needs none. */
-#if defined(__clang__)
+/* One instruction set for the functions between region and end; MSVC needs none. Nor do the tests
+   that run AVX-512 on any processor: their intrinsics are functions of other instructions, which a
+   region would turn into AVX-512 again (tests/emulated). */
+#if defined(KVC__EMULATED)
+#define KVC__REGION(t)
+#define KVC__REGION_END
+#elif defined(__clang__)
 #define KVC__REGION(t) _Pragma(KVC__STRING(clang attribute push(__attribute__((target(t))), \
     apply_to = function)))
 #define KVC__REGION_END _Pragma("clang attribute pop")
@@ -2914,7 +2919,7 @@ KVC__REGION_END
 #endif
 #endif /* KVC__KERNELS_APART */
 
-#if KVC__SIMD_X86
+#if KVC__SIMD_X86 && !defined(KVC__EMULATED)
 static void kvc__cpuid(uint32_t leaf, uint32_t r[4])
 {
 #if defined(_MSC_VER) && !defined(__clang__)
@@ -2942,7 +2947,9 @@ static uint32_t kvc__xcr0(void)
 /* The best set that the processor and the operating system can run. */
 static kvc_isa kvc__isa_detect(void)
 {
-#if KVC__SIMD_X86
+#if defined(KVC__EMULATED)
+    return KVC_ISA_AVX512_VNNI;
+#elif KVC__SIMD_X86
     uint32_t r[4], c1, b7, c7, xcr0;
     const uint32_t f512 = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);    /* F DQ BW VL */
     kvc__cpuid(0, r);
