@@ -8,7 +8,7 @@
 #   make tsan       several threads on one cache, and cancels, under the thread sanitizer
 #   make lint       the header's own rules, and every compiler and switch without a warning
 #   make aarch64    the same bits on AArch64 (qemu-user); make m32: on 32-bit x86; make clang: by
-#                   that compiler
+#                   that compiler; make emulated: with AVX-512 on processors that lack it
 #   make bench      CSV of speeds (ARGS=--help); bench/README.md shows how its tables are made
 #   make mkmodel    build/mkmodel, which writes models of random weights
 #   make bench-plot draws the CSV files in bench/results/ with gnuplot
@@ -64,7 +64,7 @@ INSIDE   := $(addprefix $(BUILD)/, $(filter-out test_kernels bits generate, $(no
     $(filter-out $(LINKED), $(TESTS) $(ORACLES) $(EXAMPLES)))) prefix)
 PROGRAMS := $(TESTS) $(ORACLES) $(BUILD)/bits $(EXAMPLES)
 # The flags file changes when the command line does.
-NEEDED   := kvc.h $(wildcard tests/*.h) $(BUILD)/flags
+NEEDED   := kvc.h $(wildcard tests/*.h tests/emulated/*.h) $(BUILD)/flags
 VERSION   = $(shell sed -n 's/^.define KVC_VERSION_STRING "\(.*\)"$$/\1/p' kvc.h)
 
 all: $(EXAMPLES)
@@ -143,6 +143,9 @@ clang: $(BUILD)/bits
 m32: $(BUILD)/bits
 	@sh tests/bits.sh $(BUILD) m32 qemu-i386 $(CC) -m32 -msse2 -mfpmath=sse
 
+emulated: $(BUILD)/bits
+	+@CC='$(CC)' sh tests/emulated.sh $(BUILD) $(MAKE)
+
 bench: $(BUILD)/bench
 	@$(BUILD)/bench $(ARGS)
 
@@ -167,5 +170,5 @@ clean:
 
 FORCE:
 .PHONY: all programs run train test deps lint sanitize tsan clang aarch64 aarch64-plain \
-    aarch64-dotprod m32 bench mkmodel bench-plot bench-peers install clean FORCE
+    aarch64-dotprod m32 emulated bench mkmodel bench-plot bench-peers install clean FORCE
 .DELETE_ON_ERROR:
