@@ -24,7 +24,7 @@ install gcc g++ libc6-dev make pkg-config libcmocka-dev libcjson-dev
 gcc_major=$(gcc -dumpversion | cut -d. -f1)
 for package in libopenblas-dev clang redis-server libhiredis-dev libsdl2-dev libsdl2-ttf-dev \
     fonts-dejavu-core xvfb qemu-user gcc-aarch64-linux-gnu libc6-dev-arm64-cross \
-    "gcc-$gcc_major-multilib" "g++-$gcc_major-multilib" libc6-dev-i386; do
+    "gcc-$gcc_major-multilib" "g++-$gcc_major-multilib" libc6-dev-i386 libsimde-dev; do
     install "$package" || echo "make deps: no $package; a check will be left out"
 done
 if command -v clang > /dev/null; then
