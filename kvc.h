@@ -18618,7 +18618,7 @@ KVC__TABLE const kvc__kernels KVC__(table) = {
 #endif /* KVC__PASS */
 
 /* REVISIONS
-   0.1.0  GGUF, llama and qwen2, paged cache, prefill and decode, tokenizers, sampler
+   0.1.0  GGUF, 27 architectures, paged cache, prefill and decode, tokenizers, sampler
 
    LICENCE
    MIT License
