@@ -711,7 +711,9 @@ KVC_API kvc_result kvc_seq_open(kvc_seq **out, kvc_cache *cache, kvc_error *err)
 
 typedef enum kvc_gemm {         /* who multiplies float matrices in a prefill */
     KVC_GEMM_BUILTIN = 0,       /* promises N1 and N2 of the manual's chapter on numbers */
-    KVC_GEMM_CBLAS = 1          /* cblas_sgemm, close but not equal; only with KVC_USE_CBLAS */
+    KVC_GEMM_CBLAS = 1          /* cblas_sgemm, close but not equal; only with KVC_USE_CBLAS. The
+                                   built-in kernels still multiply the matrices of experts, and of
+                                   single heads in latent attention */
 } kvc_gemm;
 
 /* How a sequence takes part in the prefix table (n_prefix of kvc_cache_desc): what it computes is

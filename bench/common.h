@@ -123,6 +123,15 @@ static int is_tensor(const kvc__tensor *t, const char *name)
     return t->name_size == strlen(name) && memcmp(t->name, name, t->name_size) == 0;
 }
 
+/* Parts of a stack of matrices that a token meets: of experts those that it is sent to. */
+static double parts_met(const subject *s, const kvc__tensor *t)
+{
+    const char *end = "_exps.weight";
+    size_t n = strlen(end);
+    int experts = t->name_size > n && memcmp(t->name + t->name_size - n, end, n) == 0;
+    return experts ? (double)s->info.n_experts_used : (double)t->dims[2];
+}
+
 /* Two operations for each element of a matrix. An embedding that is not the LM head too is looked
    up, not multiplied. */
 static void count_work(subject *s)
@@ -136,10 +145,11 @@ static void count_work(subject *s)
         const kvc__tensor *t = &g->tensors[i];
         int embedding = is_tensor(t, "token_embd.weight"), output = is_tensor(t, "output.weight");
         work *w = embedding || output ? &s->head : &s->layers;
-        double ops = 2.0 * (double)t->dims[0] * (double)t->dims[1];
+        double parts = parts_met(s, t), ops = 2.0 * (double)t->dims[0] * (double)t->dims[1] * parts;
         if (embedding && !tied) continue;
-        s->weight_bytes += (double)t->size;
-        if (is_tensor(t, "blk.0.ffn_up.weight")) s->type = kvc__type(t->type)->name;
+        s->weight_bytes += (double)t->size / (double)t->dims[2] * parts;
+        if (is_tensor(t, "blk.0.ffn_up.weight") || is_tensor(t, "blk.0.ffn_up_exps.weight"))
+            s->type = kvc__type(t->type)->name;
         if (t->n_dims < 2) continue;
         if (kvc__type(t->type)->quantized) w->int8 += ops;
         else w->f32 += ops;
