@@ -6257,7 +6257,8 @@ static void kvc__shape_experts(kvc_model *m, kvc__keys *k)
     m->n_dense = kvc__keys_u32(k, "leading_dense_block_count", 0, 0, m->n_layers);
     m->n_ff_expert = kvc__keys_u32(k, "expert_feed_forward_length",
         kvc__has(m, KVC__FF_OF_ALL) && m->n_used != 0 ? m->n_ff / m->n_used : m->n_ff, 1, 1u << 24);
-    shared = kvc__keys_u32(k, "expert_shared_count", 0, 0, 1u << 10);
+    m->n_ff_expert += m->n_ff_expert == 0;
+    shared = kvc__keys_u32(k, "expert_shared_count", 0, 0, (1u << 24) / m->n_ff_expert);
     m->n_ff_shared = kvc__keys_u32(k, "expert_shared_feed_forward_length",
         kvc__has(m, KVC__SHARED_GATE) ? m->n_ff : shared * m->n_ff_expert, 0, 1u << 24);
     m->route = kvc__keys_u32(k, "expert_gating_func", KVC__ROUTE_SOFTMAX, 0, KVC__ROUTE_CHOSEN);
@@ -14249,8 +14250,10 @@ static void kvc__scratch_latent(kvc__arena *arena, const kvc_ctx_desc *d, kvc__s
     const kvc_model *m = d->model;
     const uint64_t nope = m->head_q - m->rope_dim;
     const uint64_t width = nope > m->head_dim_v ? nope : m->head_dim_v;
-    const uint64_t n = (uint64_t)kvc__head_place(d->n_batch + KVC__Q8_ROWS, m->n_heads, 0);
+    const uint64_t n = (uint64_t)m->n_heads * kvc__place_up(d->n_batch, d->n_batch) +
+        KVC__LANE_ROWS;
     if (!kvc__has(m, KVC__LATENT)) return;
+    if (n > 0x7fffffffu) arena->overflow = 1;
     s->q_low = kvc__take_rows(arena, d->n_batch, m->q_rank);
     s->q_own = kvc__take_rows(arena, d->n_batch, (uint64_t)m->n_heads * m->head_q);
     s->heads = kvc__take_rows(arena, d->n_batch, (uint64_t)m->n_heads * m->head_o);
