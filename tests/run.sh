@@ -99,7 +99,7 @@ list()
     if [ -d "$shared/goldens" ]; then
         echo "closing oracle_naive $build/oracle_naive $shared/goldens"
         for gemm in $gemms; do
-            oracle "$gemm" goldens '*' --gemm "$gemm" --threads 3
+            oracle "$gemm" goldens '*' --gemm "$gemm" --threads 2
             for type in f16 bf16 q8_0 q4_0; do
                 oracle "${type}_$gemm" goldens/quant "$type" --gemm "$gemm"
             done
