@@ -6495,9 +6495,8 @@ static kvc_result kvc__model_ropes(kvc_model *m, const kvc__rope_factors *factor
     return r;
 }
 
-/* The power of two that the slopes of ALiBi are made of: heads up to the largest power of two are a
-   geometric series that ends with 2^-bias; the rest fill in between (Press et al. 2022, and its
-   code). */
+/* The slopes of ALiBi: those of the heads up to the largest power of two are a geometric series
+   that ends with 2^-bias; the rest fill in between (Press et al. 2022, and its code). */
 static kvc_result kvc__model_slopes(kvc_model *m, kvc_error *err)
 {
     kvc__keys k = kvc__keys_start(m, err);
@@ -6623,6 +6622,17 @@ typedef struct kvc__binder {
     kvc_result result;
     char name[96];
 } kvc__binder;
+
+static kvc__binder kvc__binder_start(kvc_model *m, kvc__arena *arena, kvc_error *err)
+{
+    kvc__binder b;
+    memset(&b, 0, sizeof b);
+    b.m = m;
+    b.arena = arena;
+    b.layer = UINT32_MAX;
+    b.err = err;
+    return b;
+}
 
 /* "blk.<layer>.<name><end>", with what the architecture calls it */
 static const kvc__tensor *kvc__bind_find(kvc__binder *b, const char *name, const char *end)
@@ -6975,12 +6985,7 @@ static kvc_result kvc__bind_all(kvc_model *m, kvc__arena *arena, kvc__rope_facto
     kvc_error *err)
 {
     kvc__layer scratch;
-    kvc__binder b;
-    memset(&b, 0, sizeof b);
-    b.m = m;
-    b.arena = arena;
-    b.layer = UINT32_MAX;
-    b.err = err;
+    kvc__binder b = kvc__binder_start(m, arena, err);
     m->layers = (kvc__layer *)kvc__take(arena, m->n_layers, sizeof *m->layers);
     kvc__bind_ropes(&b, factors);
     kvc__bind_norm(&b, "output_norm", KVC__SIDE_EMBD, KVC__SIDE_1, 0, &m->output_norm);
@@ -7220,13 +7225,9 @@ static kvc_result kvc__model_pack(kvc_model *m, const kvc_model_desc *desc, kvc_
 static kvc_result kvc__model_vocab(kvc_model *m, kvc_error *err)
 {
     kvc__keys k = kvc__keys_start(m, err);
-    kvc__binder b;
+    kvc__binder b = kvc__binder_start(m, NULL, err);
     uint32_t n;
     kvc_result r;
-    memset(&b, 0, sizeof b);
-    b.m = m;
-    b.layer = UINT32_MAX;
-    b.err = err;
     kvc__bind_matrix(&b, "token_embd", KVC__SIDE_EMBD, KVC__SIDE_ANY, 0, &m->embd);
     if (b.result != KVC_OK) return b.result;
     m->n_vocab = m->embd.n_out;
@@ -8011,10 +8012,16 @@ static kvc_result kvc__pool_measure(kvc__pool *pool, const kvc__reach *reach, kv
     return KVC_OK;
 }
 
+/* Elements of a row of so many, filled up to whole vectors. */
+static uint32_t kvc__padded(uint32_t n)
+{
+    return (n + 15u) & ~15u;
+}
+
 /* Elements from row to row of stored values. */
 static uint32_t kvc__v_stride(const kvc_model *m)
 {
-    return (kvc__stored_v(m) + 15u) & ~15u;
+    return kvc__padded(kvc__stored_v(m));
 }
 
 /* 0 if a size passes the address space */
@@ -12138,7 +12145,7 @@ typedef struct kvc__scratch {
     float *routes;                  /* [n_batch, n_experts] the router's logits */
     float *shares;                  /* [n_batch] those of the shared expert's gate */
     kvc__pick *picks;               /* [n_batch, n_used] by falling probability */
-    kvc__bunch *bunches;        /* [kvc__max_bunches] */
+    kvc__bunch *bunches;            /* [kvc__max_bunches] */
     uint32_t *n_bunches;
     kvc__forms places, place_gates; /* [kvc__max_places] rows of norm; of place_gate */
     float *place_rows;              /* [kvc__max_places, n_embd] the former as floats, for matrices
@@ -12193,7 +12200,7 @@ static const kvc__cut *kvc__cut_of(const kvc__plan *p, const kvc__op *op)
 /* Elements from row to row of values, for attention. */
 static uint32_t kvc__attn_v_stride(const kvc_model *m)
 {
-    return (m->head_dim_v + 15u) & ~15u;
+    return kvc__padded(m->head_dim_v);
 }
 
 /* ---- places: where the rows of stacks lie ----
